@@ -442,7 +442,7 @@ pub fn define() {
 /// The settings of a worker in the server, read at one moment.
 pub struct Settings {
     /// The settings of every worker.
-    pub worker: outbox_worker::Settings,
+    pub worker: outbox_worker::WorkerSettings,
     pub lease_ttl_s: i32,
     pub heartbeat_ttl_s: i32,
     pub claim_ttl_s: i32,
@@ -463,7 +463,7 @@ impl Settings {
     pub fn snapshot() -> Self {
         let (lease_ttl_s, target) = (LEASE_TTL.get(), default_target());
         Self {
-            worker: outbox_worker::Settings {
+            worker: outbox_worker::WorkerSettings {
                 enabled: ENABLED.get(),
                 rules: target.rules,
                 limits: target.limits,

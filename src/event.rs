@@ -4,7 +4,7 @@
 use crate::pg::record::Record;
 use crate::pg::spi::{SpiError, SpiHeapTupleData, SpiResult};
 use crate::pg::text::Unreadable;
-use outbox_core::event::{COLUMNS, Column, Event, Kind, Row};
+use outbox_core::event::{COLUMNS, Column, Event, EventRow, Kind};
 
 /// The event in a row of a statement, which has the columns of `event_text` from id on. `first` is the ordinal of id.
 pub fn read(row: &SpiHeapTupleData, first: usize, seq: i64) -> SpiResult<Event> {
@@ -50,7 +50,7 @@ struct Returned<'a, 'b> {
     next: usize,
 }
 
-impl Row for Returned<'_, '_> {
+impl EventRow for Returned<'_, '_> {
     type Error = SpiError;
 
     fn text(&mut self) -> SpiResult<Option<String>> {
@@ -69,7 +69,7 @@ struct Given<'a> {
     next: usize,
 }
 
-impl Row for Given<'_> {
+impl EventRow for Given<'_> {
     type Error = Unreadable;
 
     fn text(&mut self) -> Result<Option<String>, Unreadable> {

@@ -536,7 +536,10 @@ fn outbox_shared_memory(
         "first dead letters" => (texts([false, true].map(|blocks| outbox_first_dead(blocks, fcinfo))), 2),
         "errors" => (error_groups::here().unwrap_or_default(), 7),
         "throughput" => (texts(outbox_recent_throughput().unwrap_or_default()), 5),
-        "passes" => (texts(workers::passes_here().unwrap_or_default().into_iter().map(Some)), 14),
+        "passes" => (
+            texts(workers::passes_here().unwrap_or_default().into_iter().map(Some)),
+            14,
+        ),
         "statistics" => (texts(statistics::of(destination).unwrap_or_default()), 12),
         "history" => {
             let history = statistics::history_of(destination).unwrap_or_default();

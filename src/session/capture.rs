@@ -17,7 +17,7 @@ use crate::session::store::request::{Enqueue, Keys};
 use crate::session::store::{enqueue as store, source, written};
 use crate::session::{effects, nesting, publishing, room};
 use crate::shared::transactions::{self, Announced};
-use outbox_core::change::{Change, ChangedRow, Operations, Rules, Update};
+use outbox_core::change::{CaptureRules, Change, ChangedRow, Operations, Update};
 use outbox_core::envelope;
 use outbox_core::message::Event;
 use outbox_core::partition::crc32;
@@ -128,7 +128,7 @@ pub fn captured(call: Call) -> Result<(), UserError> {
             "Use DELETE, which makes one for each row; or call outbox_uncapture first.",
         ));
     }
-    let rules = Rules {
+    let rules = CaptureRules {
         prefix: captured.type_prefix.clone(),
         operations,
         marks_deleted: captured.soft_delete_column.is_some(),
@@ -263,7 +263,7 @@ fn row_of(fired: &Fired, row: (Option<String>, Option<String>, Option<bool>)) ->
 /// belongs to the n-th of the other, because core adds to both at once. Changes whose events come last go to `come`.
 fn changes_of(
     fired: &Fired,
-    rules: &Rules,
+    rules: &CaptureRules,
     mut rows: Vec<Vec<ChangedRow>>,
     come: &mut Vec<Change>,
 ) -> Result<Vec<Change>, UserError> {

@@ -6,7 +6,7 @@ use super::requests::{COUNTS, counts};
 use crate::pg::catalog;
 use crate::pg::clock::now_us;
 use crate::pg::shmem::SpinLock;
-use outbox_worker::Report;
+use outbox_worker::PassCounts;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering::Relaxed};
 
 const KEPT: usize = 120;
@@ -30,7 +30,7 @@ struct RecentPass {
 }
 
 impl RecentPasses {
-    pub fn record(&self, worker: u32, report: &Report) {
+    pub fn record(&self, worker: u32, report: &PassCounts) {
         let (database, now_us, counts) = (catalog::my_database(), now_us(), counts(report));
         self.lock.with(|| {
             let pass = &self.passes[self.written.fetch_add(1, Relaxed) as usize % KEPT];

@@ -6,7 +6,7 @@
 
 use crate::pg::latch;
 use outbox_core::engine::Request;
-use outbox_worker::Report;
+use outbox_worker::PassCounts;
 use std::sync::atomic::{
     AtomicI32, AtomicI64, AtomicU32,
     Ordering::{Relaxed, SeqCst},
@@ -38,7 +38,7 @@ pub struct WorkerAnswer {
 pub const COUNTS: usize = 12;
 
 /// The values of a report, in the order that outbox_run_pass() and outbox_passes expect.
-pub fn counts(report: &Report) -> [i64; COUNTS] {
+pub fn counts(report: &PassCounts) -> [i64; COUNTS] {
     [
         report.claimed as i64,
         report.published as i64,
@@ -75,7 +75,7 @@ impl RequestSlot {
 
 impl WorkerAnswer {
     /// Stores the result of the request so far. With `done`, wakes the session that made it.
-    pub fn report(&self, request: &RequestSlot, request_id: u32, report: &Report, done: bool) {
+    pub fn report(&self, request: &RequestSlot, request_id: u32, report: &PassCounts, done: bool) {
         for (count, value) in self.counts.iter().zip(counts(report)) {
             count.store(value, Relaxed);
         }

@@ -8,7 +8,7 @@ use super::{MAX_WORKERS, launcher};
 use crate::pg::shmem::{Shareable, SharedStruct, SpinLock};
 use crate::pg::{bgworker, catalog, latch, signals};
 use outbox_transport::Deadline;
-use outbox_worker::Report;
+use outbox_worker::PassCounts;
 use std::sync::atomic::{
     AtomicI32, AtomicI64, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
@@ -192,7 +192,7 @@ impl WorkerEntry {
     }
 
     /// Records a pass that did something.
-    pub fn record_pass(&self, report: &Report) {
+    pub fn record_pass(&self, report: &PassCounts) {
         let passes = AREA
             .get()
             .and_then(|entries| entries.passes.get(self.entry().checked_sub(1)? as usize));

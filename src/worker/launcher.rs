@@ -17,7 +17,7 @@ use crate::pg::{latch, signals};
 use crate::shared::databases::{self, Obstacle};
 use crate::shared::workers::{self, MAINTENANCE, MAX_MAINTENANCE};
 use crate::shared::{MAX_DATABASES, MAX_WORKERS, launcher, lifecycle};
-use outbox_core::slot_schedule::{self, Plan};
+use outbox_core::slot_schedule::{self, SlotPlan};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -226,10 +226,10 @@ impl Launcher {
     }
 
     /// Starts workers, and asks others to leave. Returns the plan, with what is left to be done.
-    fn serve(&mut self, settings: &ServerSettings, now: Instant, now_ms: u64) -> Plan {
+    fn serve(&mut self, settings: &ServerSettings, now: Instant, now_ms: u64) -> SlotPlan {
         loop {
             let count = self.databases.len();
-            let mut seen: Vec<slot_schedule::Database> = (self.databases.iter_mut())
+            let mut seen: Vec<slot_schedule::DatabaseDemand> = (self.databases.iter_mut())
                 .map(|(oid, served)| served.as_seen(*oid, now, now_ms))
                 .collect();
             let mut maintenance_running = self.maintenance_processes();
@@ -287,7 +287,7 @@ impl Launcher {
         self.databases.values().filter(runs).count()
     }
 
-    fn report_waiting(&mut self, plan: &Plan, now: Instant) {
+    fn report_waiting(&mut self, plan: &SlotPlan, now: Instant) {
         let no_entries = workers::room_in_server() <= self.slots;
         for (oid, served) in &self.databases {
             let entry = databases::database(*oid).filter(|entry| served.wanted > 0 && !entry.lacks_extension());
@@ -517,10 +517,10 @@ impl Served {
 
     /// Maintenance, as the plan needs it: like a database that is known to be idle, until it has waited for
     /// `MAINTENANCE_PATIENCE_MS`.
-    fn maintenance_as_seen(&self, may_start: bool) -> slot_schedule::Database {
+    fn maintenance_as_seen(&self, may_start: bool) -> slot_schedule::DatabaseDemand {
         let (runs, is_due) = (self.maintenance.running.as_ref(), self.maintenance_due_ms.is_some());
         let since_ms = self.maintenance_due_ms.unwrap_or(0);
-        slot_schedule::Database {
+        slot_schedule::DatabaseDemand {
             wanted: u32::from(is_due || runs.is_some()),
             startable: u32::from(is_due && runs.is_none() && may_start),
             running: u32::from(runs.is_some()),
@@ -602,7 +602,7 @@ impl Served {
     }
 
     /// The database, as the plan needs it.
-    fn as_seen(&mut self, oid: u32, now: Instant, now_ms: u64) -> slot_schedule::Database {
+    fn as_seen(&mut self, oid: u32, now: Instant, now_ms: u64) -> slot_schedule::DatabaseDemand {
         let (running, entry) = (self.running(), databases::database(oid));
         if let Some(entry) = entry {
             self.idle = match running {
@@ -617,7 +617,7 @@ impl Served {
                 now_ms + u64::try_from(due_us - now_us()).unwrap_or(0) / 1000
             });
         let leaves = |child: &&Child| child.running.as_ref().is_some_and(|running| running.leaves.is_some());
-        slot_schedule::Database {
+        slot_schedule::DatabaseDemand {
             wanted: self.wanted,
             startable: self.startable(now),
             running,

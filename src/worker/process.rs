@@ -15,17 +15,17 @@ use crate::shared::{databases, launcher, lifecycle, transactions};
 use outbox_core::engine::Sharing;
 use outbox_core::session;
 use outbox_transport::{Waker, request_short_slices};
-use outbox_worker::{Budget, Described, Pass, Worker};
+use outbox_worker::{Described, FinishTimeouts, Pass, Worker};
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 /// The limits of a worker's end: a fast shutdown must be complete within 2 s, whatever the broker does.
-const LAST: Budget = Budget {
+const LAST: FinishTimeouts = FinishTimeouts {
     outcomes: Duration::from_millis(700),
-    words: Duration::from_millis(200),
+    close: Duration::from_millis(200),
     settles: Duration::from_millis(300),
-    settles_meanwhile: false,
+    settles_before_close: false,
 };
 const LAST_MS: i32 = 1_700;
 

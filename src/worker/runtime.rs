@@ -24,7 +24,8 @@ use outbox_core::words::Word;
 use outbox_transport::target::{Limits, Target};
 use outbox_transport::{Deadline, NotStarted, Started, Starter, Waker};
 use outbox_worker::{
-    Changes, DEFAULT_DESTINATION, Orders, PassEnd, Plan, Reason, Refresh, Repeats, Report, Status, Tended,
+    Changes, ConnectionStatus, DEFAULT_DESTINATION, LeaseChanges, Orders, PassCounts, PassEnd, Refresh, Repeats,
+    StatusReason, Tended,
 };
 use std::cell::Cell;
 use std::fmt::Arguments;
@@ -83,7 +84,7 @@ impl ServerRuntime {
     }
 
     /// Reloads the settings. Returns those that crates/worker uses.
-    pub fn reload(&self) -> outbox_worker::Settings {
+    pub fn reload(&self) -> outbox_worker::WorkerSettings {
         let settings = Settings::snapshot();
         let worker = settings.worker.clone();
         let before = self.context.settings.replace(settings);
@@ -153,7 +154,7 @@ impl outbox_worker::Runtime for ServerRuntime {
     }
 
     /// Stores the result of a request; with `done`, also wakes the session that made the request.
-    fn answer(&self, request_id: u32, report: &Report, done: bool) {
+    fn answer(&self, request_id: u32, report: &PassCounts, done: bool) {
         if let Some(database) = self.context.database {
             self.context
                 .slot
@@ -220,7 +221,11 @@ impl outbox_worker::Runtime for ServerRuntime {
 
     // ---- leases -----------------------------------------------------------------------------------------------------
 
-    fn tend(&self, is_idle: bool, plan: &mut dyn FnMut(&[String], &[Lease]) -> Plan) -> Result<Tended, Failure> {
+    fn tend(
+        &self,
+        is_idle: bool,
+        plan: &mut dyn FnMut(&[String], &[Lease]) -> LeaseChanges,
+    ) -> Result<Tended, Failure> {
         let WorkerContext {
             store, slot, database, ..
         } = &self.context;
@@ -392,10 +397,15 @@ impl outbox_worker::Runtime for ServerRuntime {
             .with_destination(destination, |served| served.stats.take_recheck_request())
     }
 
-    fn report(&self, destination: &str, status: Option<&Status>, requested_at_us: Option<i64>) -> Result<(), Failure> {
+    fn report(
+        &self,
+        destination: &str,
+        status: Option<&ConnectionStatus>,
+        requested_at_us: Option<i64>,
+    ) -> Result<(), Failure> {
         let state = status.map(|status| status.state.name());
-        let reason = status.and_then(|status| status.reason).map(Reason::name);
-        let detail = status.and_then(Status::detail_and_remedy);
+        let reason = status.and_then(|status| status.reason).map(StatusReason::name);
+        let detail = status.and_then(ConnectionStatus::detail_and_remedy);
         in_transaction(c"outbox: report", Durability::Relaxed, || {
             let store = &self.context.store;
             let detail = detail.as_deref();

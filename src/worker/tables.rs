@@ -8,7 +8,7 @@ use crate::pg::spi::SpiResult;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::worker::store::SpiDb;
 use outbox_core::engine::{Batch, DueMessages, Held, Lane, Settlement, StatementTimeout, Tables};
-use outbox_core::key_order::{Found, OrderedKey};
+use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Blocks, Disposition};
 use outbox_worker::protocol::{ClaimedBatch, WorkerProtocol};
@@ -101,7 +101,7 @@ impl Tables for WorkerContext {
         Ok(due)
     }
 
-    fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<Found>, Failure> {
+    fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<BlockedKey>, Failure> {
         in_transaction(c"outbox: read blocked keys", Durability::Relaxed, || {
             self.store.protocol.blocked_keys(partitions)
         })

@@ -20,14 +20,14 @@ use crate::events;
 const WINDOW: usize = 1000;
 
 /// A message in lapin's types, ready to be sent.
-pub struct Message {
+pub struct BareMessage {
     exchange: ShortString,
     routing_key: ShortString,
     properties: BasicProperties,
     body: Vec<u8>,
 }
 
-impl From<Publication> for Message {
+impl From<Publication> for BareMessage {
     fn from(publication: Publication) -> Self {
         Self {
             properties: events::properties(&publication),
@@ -39,7 +39,7 @@ impl From<Publication> for Message {
 }
 
 /// Publishes one message and waits for its confirm. Panics unless the broker acked it.
-pub async fn publish(channel: &Channel, message: Message) {
+pub async fn publish(channel: &Channel, message: BareMessage) {
     let options = BasicPublishOptions {
         mandatory: true,
         ..Default::default()
@@ -60,13 +60,13 @@ pub async fn publish(channel: &Channel, message: Message) {
 }
 
 /// A connection as the extension opens it, except for the number of channels. All channels are in confirm mode.
-pub struct Publisher {
+pub struct BarePublisher {
     pub runtime: Runtime,
     connection: Connection,
     pub channels: Vec<Channel>,
 }
 
-impl Publisher {
+impl BarePublisher {
     /// Connects with one channel. Runs on the calling thread, as in the extension; lapin has its own thread in addition.
     pub fn connect(port: u16) -> Self {
         Self::connect_with(Builder::new_current_thread(), port, 1)
@@ -108,7 +108,7 @@ impl Publisher {
     }
 
     /// Publishes all messages. Returns the time from the first publish to the last confirm.
-    pub fn run(&self, messages: Vec<Message>, batch: usize) -> Duration {
+    pub fn run(&self, messages: Vec<BareMessage>, batch: usize) -> Duration {
         let started = Instant::now();
         self.runtime.block_on(publish_all(&self.channels[0], messages, batch));
         started.elapsed()
@@ -120,7 +120,7 @@ impl Publisher {
     }
 }
 
-async fn publish_all(channel: &Channel, messages: Vec<Message>, batch: usize) {
+async fn publish_all(channel: &Channel, messages: Vec<BareMessage>, batch: usize) {
     let mut outstanding: VecDeque<Pin<Box<dyn Future<Output = ()> + '_>>> = VecDeque::with_capacity(WINDOW);
     for message in messages {
         if outstanding.len() == WINDOW {

@@ -11,9 +11,9 @@ use postgres::{Client, Statement};
 use support::Consumer;
 use tokio::runtime::Runtime;
 
-use crate::bare::{self, Publisher};
+use crate::bare::{self, BarePublisher};
 use crate::cpu::Cpu;
-use crate::events::{self, Maker};
+use crate::events::{self, EventMaker};
 use crate::report::Sample;
 use crate::servers::{BACKEND_PID, DB, EXCHANGE, QUEUE, Servers, ask};
 use crate::stats;
@@ -48,7 +48,7 @@ pub enum Pace {
 /// The clients' side of a row: servers with the tables of the application.
 pub struct Application {
     pub servers: Servers,
-    maker: Maker,
+    maker: EventMaker,
     runs: u64,
 }
 
@@ -76,7 +76,7 @@ impl Application {
         servers.sql_execute(tables);
         Self {
             servers,
-            maker: Maker::new(EXCHANGE),
+            maker: EventMaker::new(EXCHANGE),
             runs: 0,
         }
     }
@@ -94,9 +94,9 @@ impl Application {
         self.servers.renew_queue();
         let consumer = Consumer::new(&self.servers.broker, QUEUE);
         let publisher = (method == Method::InsertAndPublishLater)
-            .then(|| Publisher::connect_clients(self.servers.broker.port(), clients));
-        let mut sessions: Vec<Session> = (0..clients)
-            .map(|number| Session {
+            .then(|| BarePublisher::connect_clients(self.servers.broker.port(), clients));
+        let mut sessions: Vec<BenchSession> = (0..clients)
+            .map(|number| BenchSession {
                 sql: self.servers.cluster.connect(DB),
                 method,
                 publish: publisher
@@ -109,7 +109,7 @@ impl Application {
                 interval,
             })
             .collect();
-        let pid = |session: &mut Session| ask(&mut session.sql, BACKEND_PID);
+        let pid = |session: &mut BenchSession| ask(&mut session.sql, BACKEND_PID);
         let pids: Vec<i32> = sessions.iter_mut().map(pid).collect();
         let processes = self.servers.processes(&pids);
         let start = Barrier::new(clients as usize + 1);
@@ -188,12 +188,12 @@ impl Transactions {
 }
 
 /// A session of a client.
-struct Session<'a> {
+struct BenchSession<'a> {
     sql: Client,
     method: Method,
     /// The channel on which the application publishes.
     publish: Option<(&'a Channel, &'a Runtime)>,
-    maker: &'a Maker,
+    maker: &'a EventMaker,
     order: String,
     first_id: u64,
     /// The times of its first transaction, and between two.
@@ -201,7 +201,7 @@ struct Session<'a> {
     interval: Duration,
 }
 
-impl Session<'_> {
+impl BenchSession<'_> {
     fn run(mut self, start: &Barrier, length: Duration) -> (Client, Vec<Sent>) {
         let business = self.sql.prepare("insert into orders (total) values (99.90)");
         let business = business.expect("prepare");

@@ -6,14 +6,14 @@ use serde_json::Value;
 use support::{Consumer, Delivery};
 
 use crate::backlog::{self, KEYS};
-use crate::bare::{Message, Publisher};
-use crate::events::{self, Maker};
+use crate::bare::{BareMessage, BarePublisher};
+use crate::events::{self, EventMaker};
 use crate::options::{Options, Placement, name};
-use crate::report::{Report, Sample, Side};
+use crate::report::{BenchReport, Sample, Side};
 use crate::servers::{EXCHANGE, QUEUE, Servers, all_cores};
 
-pub fn drain(options: &Options, report: &mut Report) {
-    let maker = Maker::new(EXCHANGE);
+pub fn drain(options: &Options, report: &mut BenchReport) {
+    let maker = EventMaker::new(EXCHANGE);
     for &placement in &options.placements {
         let mut servers = Servers::start(placement, options.queues[0], &[], report);
         check_that_both_send_the_same(&mut servers, &maker);
@@ -26,20 +26,27 @@ pub fn drain(options: &Options, report: &mut Report) {
     }
 }
 
-pub fn sizes(options: &Options, report: &mut Report) {
+pub fn sizes(options: &Options, report: &mut BenchReport) {
     let mut servers = Servers::start(Placement::Unpinned, options.first_queue(), &[], report);
     servers.pause();
     for (name, bytes, count, goal) in [
         ("sizes, 10 kB", 10_000, options.backlog / 5, 0.75),
         ("sizes, 1 MB", 1_000_000, options.backlog / 300, 0.5),
     ] {
-        let maker = Maker::sized(EXCHANGE, bytes);
+        let maker = EventMaker::sized(EXCHANGE, bytes);
         compare(options, report, &mut servers, &maker, name, count);
         report.goal("", &format!("a ratio of at least {goal}"), |ratio, _| ratio >= goal);
     }
 }
 
-fn compare(options: &Options, report: &mut Report, servers: &mut Servers, maker: &Maker, name: &str, count: u32) {
+fn compare(
+    options: &Options,
+    report: &mut BenchReport,
+    servers: &mut Servers,
+    maker: &EventMaker,
+    name: &str,
+    count: u32,
+) {
     let mut run = |side, count| match side {
         Side::Ours => outbox(servers, maker, count),
         Side::Other => bare(options, servers, maker, count),
@@ -50,15 +57,15 @@ fn compare(options: &Options, report: &mut Report, servers: &mut Servers, maker:
     report.compare(name, ["outbox", "bare lapin"], |side| run(side, count));
 }
 
-fn bare(options: &Options, servers: &mut Servers, maker: &Maker, count: u32) -> Sample {
+fn bare(options: &Options, servers: &mut Servers, maker: &EventMaker, count: u32) -> Sample {
     servers.renew_queue();
-    let messages: Vec<Message> = (0..count)
+    let messages: Vec<BareMessage> = (0..count)
         .map(|n| {
             let (seq, id) = (i64::from(n) + 100_000, events::id(n.into()));
             maker.message(seq, &events::order(n % KEYS), &id).into()
         })
         .collect();
-    let publisher = Publisher::connect(servers.broker.port());
+    let publisher = BarePublisher::connect(servers.broker.port());
     let processes = servers.processes(&[]);
     let before = processes.read();
     let took = publisher.run(messages, options.bare_batch as usize);
@@ -75,7 +82,7 @@ fn bare(options: &Options, servers: &mut Servers, maker: &Maker, count: u32) -> 
         )
 }
 
-fn outbox(servers: &mut Servers, maker: &Maker, count: u32) -> Sample {
+fn outbox(servers: &mut Servers, maker: &EventMaker, count: u32) -> Sample {
     backlog::replace(servers, &maker.note, count, KEYS);
     let drained = backlog::drain(servers, count);
     // Without the bench process, which only watches.
@@ -95,14 +102,14 @@ fn ceiling(placement: Placement, cores: usize, broker_us: f64, sender_us: f64) -
 }
 
 /// Compares one message of each side, to prove that both send the same.
-fn check_that_both_send_the_same(servers: &mut Servers, maker: &Maker) {
+fn check_that_both_send_the_same(servers: &mut Servers, maker: &EventMaker) {
     let consumer = Consumer::new(&servers.broker, QUEUE);
     let sent = servers
         .sql
         .query_one(events::PUBLISH, &[&maker.note, &events::order(0)]);
     let seq: i64 = sent.expect("publish an event").get(0);
     let ours = consumer.next();
-    let publisher = Publisher::connect(servers.broker.port());
+    let publisher = BarePublisher::connect(servers.broker.port());
     publisher.run(vec![maker.message(seq, &events::order(0), &events::id(0)).into()], 1);
     publisher.close();
     let theirs = consumer.next();

@@ -17,7 +17,7 @@ pub const PUBLISH: &str = "select outbox_publish('OrderPlaced', \
 const ROUTING_KEY: &str = "{aggregate_type}.{operation}";
 
 /// Makes the same messages that the extension makes from its events.
-pub struct Maker {
+pub struct EventMaker {
     exchange: Text,
     template: Template,
     statics: Statics,
@@ -26,7 +26,7 @@ pub struct Maker {
     pub note: String,
 }
 
-impl Maker {
+impl EventMaker {
     pub fn new(exchange: &str) -> Self {
         Self::sized(exchange, BODY_BYTES)
     }
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_body_has_the_documented_size() {
-        let maker = Maker::new("bench");
+        let maker = EventMaker::new("bench");
         assert_eq!(maker.message(123_456, &order(7), &id(1)).body.len(), BODY_BYTES);
         assert_eq!(
             maker.message(1_234_567, &order(999), &id(u64::MAX >> 16)).body.len(),
@@ -154,14 +154,14 @@ mod tests {
     #[test]
     fn a_large_body_has_the_requested_size() {
         for bytes in [10_000, 1_000_000] {
-            let maker = Maker::sized("bench", bytes);
+            let maker = EventMaker::sized("bench", bytes);
             assert_eq!(maker.message(123_456, &order(7), &id(1)).body.len(), bytes);
         }
     }
 
     #[test]
     fn all_properties_and_headers_of_the_extension_are_sent() {
-        let message = Maker::new("bench").message(1, &order(7), &id(1));
+        let message = EventMaker::new("bench").message(1, &order(7), &id(1));
         let properties = properties(&message);
         assert_eq!(message.routing_key, "order.placed");
         assert_eq!(properties.delivery_mode(), &Some(2));

@@ -8,10 +8,10 @@ use support::{Cluster, wait_true};
 
 use crate::cpu;
 use crate::options::{Options, Placement};
-use crate::report::{Report, Sample, Side};
+use crate::report::{BenchReport, Sample, Side};
 use crate::servers::{DB, Servers};
 
-pub fn idle(options: &Options, report: &mut Report) {
+pub fn idle(options: &Options, report: &mut BenchReport) {
     let mut servers = Servers::start(Placement::Unpinned, options.first_queue(), &[], report);
     let plain = Cluster::builder().conf("fsync = on").preload(false).start();
     // The time after a start is not idle: maintenance counts messages, and the checkpointer writes what the start has

@@ -11,7 +11,7 @@ use support::{Mode, Proxy, Receiver, Reply, wait_paused, wait_stats};
 
 use crate::clients::{Application, Method, Pace, Transactions};
 use crate::options::{Options, Placement};
-use crate::report::{Report, Side};
+use crate::report::{BenchReport, Side};
 use crate::servers::{DB, EXCHANGE, Servers};
 
 /// The rate of transactions per second for the good destination, and of messages per second for the other one.
@@ -39,7 +39,7 @@ const PROXIES: [(&str, &str, Mode); 6] = [
     ("AMQP garbage", "outbox_amqp", Mode::Garbage),
 ];
 
-pub fn isolation(options: &Options, report: &mut Report) {
+pub fn isolation(options: &Options, report: &mut BenchReport) {
     let servers = Servers::start(Placement::Unpinned, options.first_queue(), &[], report);
     let broker = servers.broker.port();
     let mut application = Application::new(servers);
@@ -64,7 +64,7 @@ pub fn isolation(options: &Options, report: &mut Report) {
 }
 
 /// Measures beside a destination; `server` is the end of its CREATE SERVER.
-fn beside(options: &Options, report: &mut Report, application: &mut Application, name: &str, server: &str) {
+fn beside(options: &Options, report: &mut BenchReport, application: &mut Application, name: &str, server: &str) {
     let bad = name.to_lowercase().replace(' ', "_");
     let create = format!("create server {bad} foreign data wrapper {server}");
     application.servers.sql_execute(&create);

@@ -5,7 +5,7 @@
 
 use crate::clients::{Application, Method, Pace};
 use crate::options::{Options, Placement, name};
-use crate::report::{Report, Side};
+use crate::report::{BenchReport, Side};
 use crate::servers::Servers;
 
 /// Makes the application's table of events the source. Its owner is no superuser, as expressions run as the owner.
@@ -13,7 +13,7 @@ const SOURCE: &str = "create role application; alter table app_events owner to a
     select outbox_source_set('app_events', seq => 'seq', id => 'id', type => 'type', created_at => 'created_at',
       aggregate_type => 'aggregate_type', aggregate_id => 'aggregate_id', operation => 'operation', payload => 'payload')";
 
-pub fn latency(options: &Options, report: &mut Report) {
+pub fn latency(options: &Options, report: &mut BenchReport) {
     let servers = Servers::start(Placement::Unpinned, options.first_queue(), &[], report);
     let mut application = Application::new(servers);
     compare(options, report, &mut application, "latency", Method::Publish);
@@ -29,7 +29,7 @@ pub fn latency(options: &Options, report: &mut Report) {
     );
 }
 
-fn compare(options: &Options, report: &mut Report, application: &mut Application, what: &str, ours: Method) {
+fn compare(options: &Options, report: &mut BenchReport, application: &mut Application, what: &str, ours: Method) {
     for &queue in &options.queues {
         application.servers.queue = queue;
         for &rate in &options.rates {
@@ -48,7 +48,7 @@ fn compare(options: &Options, report: &mut Report, application: &mut Application
     }
 }
 
-pub fn commits(options: &Options, report: &mut Report) {
+pub fn commits(options: &Options, report: &mut BenchReport) {
     let servers = Servers::start(Placement::Unpinned, options.first_queue(), &[], report);
     servers.pause();
     let mut application = Application::new(servers);

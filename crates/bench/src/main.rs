@@ -34,11 +34,11 @@ mod stats;
 use clap::Parser;
 
 use crate::options::{Options, RowName};
-use crate::report::Report;
+use crate::report::BenchReport;
 
 fn main() {
     let options = Options::parse();
-    let mut report = Report::new(&options);
+    let mut report = BenchReport::new(&options);
     for row in &options.rows {
         match row {
             RowName::Drain => drain::drain(&options, &mut report),

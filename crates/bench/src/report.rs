@@ -58,7 +58,7 @@ struct Measurement {
     other: Vec<f64>,
 }
 
-pub struct Report {
+pub struct BenchReport {
     about: Vec<(&'static str, String)>,
     options: Value,
     pairs: u32,
@@ -68,7 +68,7 @@ pub struct Report {
     file: PathBuf,
 }
 
-impl Report {
+impl BenchReport {
     pub fn new(options: &Options) -> Self {
         let started_s = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -289,8 +289,8 @@ mod tests {
     use clap::Parser;
 
     /// A report of a row in three pairs, with a detail of one side.
-    fn report() -> Report {
-        let mut report = Report::new(&Options::parse_from(["bench", "--pairs", "3"]));
+    fn report() -> BenchReport {
+        let mut report = BenchReport::new(&Options::parse_from(["bench", "--pairs", "3"]));
         report.about(|| vec![("Postgres", "15".into())]);
         report.file = std::env::temp_dir().join(format!("outbox-bench-{}.json", std::process::id()));
         let (mut ours, mut other) = (

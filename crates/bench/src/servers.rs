@@ -13,7 +13,7 @@ use support::{Broker, Cluster, outbox_cluster_with};
 use crate::cores;
 use crate::cpu::Processes;
 use crate::options::{self, Placement, QueueType};
-use crate::report::{Report, log_progress};
+use crate::report::{BenchReport, log_progress};
 
 pub const DB: &str = "postgres";
 pub const EXCHANGE: &str = "bench";
@@ -40,7 +40,7 @@ pub struct Servers {
 
 impl Servers {
     /// Starts both servers and waits until the worker is connected. `conf` has additional lines of postgresql.conf.
-    pub fn start(placement: Placement, queue: QueueType, conf: &[&str], report: &mut Report) -> Self {
+    pub fn start(placement: Placement, queue: QueueType, conf: &[&str], report: &mut BenchReport) -> Self {
         log_progress("starting servers");
         let broker = Broker::start_sized(Size {
             schedulers: (placement == Placement::Pinned).then_some(1),

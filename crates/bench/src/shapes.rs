@@ -8,9 +8,9 @@ use support::wait_true;
 
 use crate::backlog::{self, KEYS};
 use crate::cpu;
-use crate::events::Maker;
+use crate::events::EventMaker;
 use crate::options::{Options, Placement};
-use crate::report::{Report, Side};
+use crate::report::{BenchReport, Side};
 use crate::servers::{DB, EXCHANGE, Servers};
 use crate::stats;
 
@@ -18,14 +18,14 @@ use crate::stats;
 /// itself.
 const QUEUE_MAX: u32 = 10_000;
 
-fn start(options: &Options, report: &mut Report, conf: &[&str]) -> (Servers, String) {
+fn start(options: &Options, report: &mut BenchReport, conf: &[&str]) -> (Servers, String) {
     let servers = Servers::start(Placement::Unpinned, options.first_queue(), conf, report);
     servers.pause();
-    (servers, Maker::new(EXCHANGE).note)
+    (servers, EventMaker::new(EXCHANGE).note)
 }
 
 /// Row keys: one key ÷ 1,000 keys. Shows the cost of order, which prevents parallel delivery.
-pub fn keys(options: &Options, report: &mut Report) {
+pub fn keys(options: &Options, report: &mut BenchReport) {
     let (mut servers, note) = start(options, report, &[]);
     report.compare("keys", ["one key", "1,000 keys"], |side| {
         let keys = if side == Side::Ours { 1 } else { KEYS };
@@ -35,7 +35,7 @@ pub fn keys(options: &Options, report: &mut Report) {
 }
 
 /// Row snapshot: a drain while a snapshot is held, so that no dead row can be removed ÷ a drain without one.
-pub fn snapshot(options: &Options, report: &mut Report) {
+pub fn snapshot(options: &Options, report: &mut BenchReport) {
     const HOLD: &str = "begin isolation level repeatable read; select count(*) from (select from outbox limit 1) first";
     let (mut servers, note) = start(options, report, &[]);
     let mut reader = servers.cluster.connect(DB);
@@ -52,7 +52,7 @@ pub fn snapshot(options: &Options, report: &mut Report) {
 
 /// Row blocked: a dead letter blocks its key, and as many messages as are drained wait behind it ÷ no key is blocked. The
 /// rate is that of all other messages. Each run has a new Postgres.
-pub fn blocked(options: &Options, report: &mut Report) {
+pub fn blocked(options: &Options, report: &mut BenchReport) {
     let conf = ["outbox.max_attempts = 1"];
     let (mut servers, note) = start(options, report, &conf);
     report.compare("blocked", ["a key is blocked", "none is"], |side| {
@@ -86,7 +86,7 @@ fn block_a_key(servers: &mut Servers, note: &str, behind: u32) -> f64 {
 }
 
 /// Row backlog: the drain of a large backlog ÷ of a small one, and the worst second of each.
-pub fn large_backlog(options: &Options, report: &mut Report) {
+pub fn large_backlog(options: &Options, report: &mut BenchReport) {
     let (mut servers, note) = start(options, report, &["shared_buffers = '128MB'"]);
     servers.queue_max = Some(QUEUE_MAX);
     report.compare("backlog", ["large", "small"], |side| {
@@ -112,7 +112,7 @@ pub fn large_backlog(options: &Options, report: &mut Report) {
 
 /// Row standby: each message waits until a standby has its commit ÷ it waits for the disk of this server alone. A standby
 /// on this machine follows during both.
-pub fn standby(options: &Options, report: &mut Report) {
+pub fn standby(options: &Options, report: &mut BenchReport) {
     let (mut servers, note) = start(options, report, &["outbox.standby_names = 's1'"]);
     let _standby = servers.cluster.copy(true, &["cluster_name = 's1'"]);
     report.compare("standby", ["after the standby", "local"], |side| {
@@ -124,7 +124,7 @@ pub fn standby(options: &Options, report: &mut Report) {
 }
 
 /// Row workers: a drain by two workers, and by one outside the server ÷ by one in the server.
-pub fn workers(options: &Options, report: &mut Report) {
+pub fn workers(options: &Options, report: &mut BenchReport) {
     let (mut servers, note) = start(options, report, &[]);
     courier::make_courier(&servers.cluster);
     let drain_by = |servers: &mut Servers, in_server: u32| {

@@ -19,7 +19,7 @@ use serde_json::value::RawValue;
 
 /// The form of the events of a table.
 #[derive(Clone, Debug)]
-pub struct Rules {
+pub struct CaptureRules {
     /// The first part of each event type: `Product` in ProductCreated.
     pub prefix: String,
     pub operations: Operations,
@@ -81,7 +81,7 @@ enum ChangeVerb {
 /// The columns of a row by name. Values stay raw JSON, so each keeps its bytes.
 type RowColumns<'a> = BTreeMap<String, &'a RawValue>;
 
-impl Rules {
+impl CaptureRules {
     /// The event of a new row.
     pub fn inserted(&self, new: ChangedRow) -> Change {
         self.change(ChangeVerb::Created, new.aggregate_id, new.json, None)
@@ -199,8 +199,8 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Map, Value, json};
 
-    fn rules(marks_deleted: bool) -> Rules {
-        Rules {
+    fn rules(marks_deleted: bool) -> CaptureRules {
+        CaptureRules {
             prefix: "Product".into(),
             operations: Operations::Http,
             marks_deleted,
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn operations_have_sql_names_if_the_rules_say_so() {
-        let rules = Rules {
+        let rules = CaptureRules {
             operations: Operations::Sql,
             ..rules(false)
         };

@@ -4,13 +4,13 @@
 //!
 //! Each step is an `impl` of [`Engine`] in a separate file: `claim` and `receive`, which share `admit`; `expiry`,
 //! `aside`, `hand_over`, `wake_policy` and `settling`. `leases` and `request` take changes from outside. Their state
-//! beside this struct is in `cursors`, `lanes`, `fast_in_flight`, `progress`, `answers`, `appetite`, `suspects` and
+//! beside this struct is in `cursors`, `lanes`, `fast_in_flight`, `progress`, `answers`, `adaptive_row_limit`, `suspects` and
 //! `under_way`, which do not use [`Engine`]. `due` is a step for all destinations of a worker. `rows`, `batch`, `bounds` and `ports` define the types that the engine shares with its
 //! host.
 
+mod adaptive_row_limit;
 mod admit;
 mod answers;
-mod appetite;
 mod aside;
 mod batch;
 mod bounds;
@@ -42,19 +42,19 @@ pub use rows::{Claimed, Held, Lane, RowId, Settlement, claimable};
 pub use settling::Portion;
 pub use wake_policy::WakePolicy;
 
-use crate::key_order::{Handle, KeyOrder};
+use crate::key_order::{KeyOrder, MessageHandle};
 use crate::message::{Outcome, Pointer};
 use crate::partition::Partition;
 use crate::settle::{Blocks, Disposition, Rules, decide};
+use adaptive_row_limit::AdaptiveRowLimit;
 use answers::Answers;
-use appetite::Appetite;
 use cursors::Cursors;
 use fast_in_flight::FastInFlight;
 use lanes::Lanes;
-use progress::Progress;
+use progress::RequestProgress;
 use std::collections::{HashMap, HashSet, VecDeque};
 use suspects::Suspects;
-use under_way::{Message, WithPublisher};
+use under_way::{ClaimedMessage, WithPublisher};
 
 /// A message is sent alone once this number of workers crashed while it was in flight.
 pub const CRASHES_ALONE: i32 = 3;
@@ -90,21 +90,21 @@ pub struct Engine {
     lanes: Lanes,
     /// Messages whose disposition is not decided yet: parked, ready, with the publisher, or answered and waiting for an
     /// earlier message of their key.
-    messages: HashMap<Handle, Message>,
+    messages: HashMap<MessageHandle, ClaimedMessage>,
     /// Messages that may be published, in this order, and are not handed over yet.
-    ready: VecDeque<Handle>,
+    ready: VecDeque<MessageHandle>,
     /// Messages that may be published and failed alone before. They let others go first.
-    aside: Vec<Handle>,
+    aside: Vec<MessageHandle>,
     with_publisher: WithPublisher,
     /// The message that is with the publisher alone, because workers crashed or the destination failed while it was in
     /// flight.
-    alone: Option<Handle>,
+    alone: Option<MessageHandle>,
     unsettled: Vec<Settlement>,
     /// When the oldest outcome in `unsettled` arrived, in ms. Without meaning while `unsettled` is empty.
     unsettled_since_ms: u64,
     /// Whether a claimed message may have an expiry time. False saves a walk over `ready` in each pass.
     may_expire: bool,
-    next_handle: Handle,
+    next_handle: MessageHandle,
     /// Number of claims so far. It rotates the shares among partitions and draining keys.
     claims: u64,
     /// Partitions that filled their share of the last claim.
@@ -122,10 +122,10 @@ pub struct Engine {
     /// When all lanes are next read from their start, in ms.
     sweep_at_ms: u64,
     /// The request of a session and its result so far.
-    progress: Progress,
+    progress: RequestProgress,
     fast_in_flight: FastInFlight,
     answers: Answers,
-    appetite: Appetite,
+    row_limit: AdaptiveRowLimit,
     suspects: Suspects,
 }
 
@@ -146,7 +146,7 @@ impl Engine {
             ready: VecDeque::new(),
             aside: Vec::new(),
             with_publisher: WithPublisher::default(),
-            appetite: Appetite::default(),
+            row_limit: AdaptiveRowLimit::default(),
             alone: None,
             unsettled: Vec::new(),
             unsettled_since_ms: 0,
@@ -160,7 +160,7 @@ impl Engine {
             put_off_until_ms: 0,
             lane_by_lane_until_ms: 0,
             sweep_at_ms: 0,
-            progress: Progress::default(),
+            progress: RequestProgress::default(),
             fast_in_flight: FastInFlight::default(),
             answers: Answers::default(),
             suspects: Suspects::default(),
@@ -185,7 +185,7 @@ impl Engine {
     }
 
     /// The pointer of a message that has not ended; None if the engine does not have it.
-    pub fn pointer(&self, handle: Handle) -> Option<&Pointer> {
+    pub fn pointer(&self, handle: MessageHandle) -> Option<&Pointer> {
         self.messages.get(&handle).map(|message| &message.pointer)
     }
 
@@ -236,7 +236,8 @@ impl Engine {
     /// Whether a message that at least `crashes` workers crashed with is ready or with the publisher. The next crash
     /// would be charged to all messages that are claimed beside it.
     pub fn has_poison_candidates(&self, crashes: i32) -> bool {
-        let is_active = |(handle, m): (&Handle, &Message)| m.publication.is_none() || self.ready.contains(handle);
+        let is_active =
+            |(handle, m): (&MessageHandle, &ClaimedMessage)| m.publication.is_none() || self.ready.contains(handle);
         (self.messages.iter())
             .filter(|(_, message)| message.pointer.crashes >= crashes)
             .any(is_active)
@@ -250,7 +251,7 @@ impl Engine {
     // ---- outcomes -------------------------------------------------------------------------------------------------
 
     /// Takes the publisher's outcome for one message. `since_ms` is when the outcome began to wait for its settle.
-    pub fn on_outcome(&mut self, handle: Handle, outcome: &Outcome, rules: &Rules, since_ms: u64, seed: u64) {
+    pub fn on_outcome(&mut self, handle: MessageHandle, outcome: &Outcome, rules: &Rules, since_ms: u64, seed: u64) {
         if self.unsettled.is_empty() {
             self.unsettled_since_ms = since_ms;
         }
@@ -266,7 +267,7 @@ impl Engine {
         }
     }
 
-    fn end(&mut self, handle: Handle, outcome: &Outcome, rules: &Rules, seed: u64) {
+    fn end(&mut self, handle: MessageHandle, outcome: &Outcome, rules: &Rules, seed: u64) {
         self.end_with(
             handle,
             outcome,
@@ -280,16 +281,16 @@ impl Engine {
 
     fn end_with(
         &mut self,
-        handle: Handle,
+        handle: MessageHandle,
         outcome: &Outcome,
         rules: &Rules,
-        mut decide: impl FnMut(&mut Suspects, Handle, &Outcome, Option<&Pointer>) -> Disposition,
+        mut decide: impl FnMut(&mut Suspects, MessageHandle, &Outcome, Option<&Pointer>) -> Disposition,
     ) {
         if !outcome.is_passed() {
             // Later messages of its key that the publisher does not have yet must not overtake it.
             let messages = &self.messages;
             let unsent = |handle| (messages.get(&handle)).is_some_and(|message| message.publication.is_some());
-            let held_back: HashSet<Handle> = self.key_order.hold_back(handle, unsent).into_iter().collect();
+            let held_back: HashSet<MessageHandle> = self.key_order.hold_back(handle, unsent).into_iter().collect();
             if !held_back.is_empty() {
                 self.ready.retain(|handle| !held_back.contains(handle));
             }
@@ -306,7 +307,7 @@ impl Engine {
             },
         );
         for (handle, disposition) in ended {
-            if let Some(Message { pointer, .. }) = self.messages.get(&handle)
+            if let Some(ClaimedMessage { pointer, .. }) = self.messages.get(&handle)
                 && self.sharing == Sharing::Leases
             {
                 self.lanes.record(pointer.partition, pointer.seq, &disposition, rules);
@@ -315,7 +316,7 @@ impl Engine {
         }
     }
 
-    fn unsettle(&mut self, handle: Handle, disposition: Disposition) {
+    fn unsettle(&mut self, handle: MessageHandle, disposition: Disposition) {
         let Some(message) = self.messages.remove(&handle) else {
             return;
         };
@@ -327,7 +328,7 @@ impl Engine {
         });
     }
 
-    fn release(&mut self, handles: Vec<Handle>, reason: &str) {
+    fn release(&mut self, handles: Vec<MessageHandle>, reason: &str) {
         for handle in handles {
             let reason = reason.to_owned();
             self.unsettle(handle, Disposition::Release { reason });
@@ -343,7 +344,7 @@ impl Engine {
         self.with_publisher = WithPublisher::default();
         self.alone = None;
         self.answers.clear();
-        let mut handles: Vec<Handle> = self.messages.keys().copied().collect();
+        let mut handles: Vec<MessageHandle> = self.messages.keys().copied().collect();
         handles.sort_unstable();
         self.release(handles, reason);
     }

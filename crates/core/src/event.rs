@@ -113,7 +113,7 @@ impl Kind {
 }
 
 /// A row that is read column by column, each once, from the first to the last.
-pub trait Row {
+pub trait EventRow {
     type Error;
 
     fn text(&mut self) -> Result<Option<String>, Self::Error>;
@@ -125,7 +125,7 @@ impl Event {
     /// `event_text`. A column that is NULL although it must not be is empty.
     ///
     /// # Errors The errors of the row.
-    pub fn read<R: Row>(seq: i64, row: &mut R) -> Result<Self, R::Error> {
+    pub fn read<R: EventRow>(seq: i64, row: &mut R) -> Result<Self, R::Error> {
         Ok(Self {
             seq,
             id: row.text()?.unwrap_or_default(),
@@ -223,7 +223,7 @@ mod tests {
     /// Rows of texts, each the name of its column.
     struct Names(std::array::IntoIter<Column, { COLUMNS.len() }>);
 
-    impl Row for Names {
+    impl EventRow for Names {
         type Error = Infallible;
 
         fn text(&mut self) -> Result<Option<String>, Infallible> {

@@ -2,7 +2,7 @@
 //! and a worker reads it there. Both run the same build in the same server, so the format has no version. Used by
 //! `src/shared/fastpath`.
 
-use crate::event::{Event, Row};
+use crate::event::{Event, EventRow};
 use crate::message::Pointer;
 use crate::partition::Partition;
 
@@ -52,7 +52,7 @@ pub fn unpack(mut bytes: &[u8]) -> Option<(Pointer, Event)> {
 /// The packed columns of an event, one after the other.
 struct Packed<'a, 'b>(&'a mut &'b [u8]);
 
-impl Row for Packed<'_, '_> {
+impl EventRow for Packed<'_, '_> {
     /// The bytes are cut off, or are not a packed event.
     type Error = ();
 

@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 
 /// The number that a worker gives to one claimed message. It is unique within the worker's destination and grows.
-pub type Handle = u64;
+pub type MessageHandle = u64;
 
 /// A unit of order: the messages of one key for one destination, or all messages of one partition for one destination.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -74,7 +74,7 @@ pub enum Admission {
 
 /// A key that is blocked according to the tables, or that has messages in `outbox_waiting`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct BlockedKey {
     pub key: OrderedKey,
     /// The seq of the only message that may be sent: it failed and waits for its retry, or is a dead letter that
     /// blocks.
@@ -98,7 +98,7 @@ enum KeyState {
 /// A message of a run, with its outcome once that has arrived.
 #[derive(Debug)]
 struct SentMessage {
-    handle: Handle,
+    handle: MessageHandle,
     seq: i64,
     outcome: Option<Outcome>,
 }
@@ -116,7 +116,7 @@ struct Tracked {
     /// The messages that may be sent or were sent, and have not ended, in the order of sending.
     run: VecDeque<SentMessage>,
     /// The parked messages by seq.
-    parked: BTreeMap<i64, Handle>,
+    parked: BTreeMap<i64, MessageHandle>,
     /// `outbox_waiting` may hold messages of this key that wait behind another.
     followers: bool,
 }
@@ -136,7 +136,7 @@ impl Tracked {
         self.state == KeyState::Open && self.run.is_empty() && self.parked.is_empty()
     }
 
-    fn send(&mut self, handle: Handle, seq: i64) {
+    fn send(&mut self, handle: MessageHandle, seq: i64) {
         let outcome = None;
         self.run.push_back(SentMessage { handle, seq, outcome });
     }
@@ -153,7 +153,7 @@ impl Tracked {
     }
 
     /// Moves parked messages with a seq up to `bound` to the run and to `go`, until the first one that may not go.
-    fn send_parked(&mut self, bound: i64, may_go: impl Fn(i64) -> bool, go: &mut Vec<Handle>) {
+    fn send_parked(&mut self, bound: i64, may_go: impl Fn(i64) -> bool, go: &mut Vec<MessageHandle>) {
         while let Some((&seq, &handle)) = self.parked.first_key_value() {
             if seq > bound || !may_go(seq) {
                 return;
@@ -165,7 +165,7 @@ impl Tracked {
     }
 
     /// Removes and returns all parked messages.
-    fn give_up_parked(&mut self) -> impl Iterator<Item = Handle> + use<> {
+    fn give_up_parked(&mut self) -> impl Iterator<Item = MessageHandle> + use<> {
         std::mem::take(&mut self.parked).into_values()
     }
 }
@@ -176,7 +176,7 @@ impl Tracked {
 pub struct KeyOrder {
     keys: HashMap<Rc<OrderedKey>, Tracked>,
     /// The messages of all runs, with their keys.
-    sent: HashMap<Handle, Rc<OrderedKey>>,
+    sent: HashMap<MessageHandle, Rc<OrderedKey>>,
     /// The number of parked messages of all keys.
     parked: usize,
     /// Whether a key may be draining. False saves a walk over all keys.
@@ -201,7 +201,7 @@ impl KeyOrder {
 
     /// Decides what to do with a claimed message. `held`: it is held by an open transaction, which has enqueued an
     /// earlier message of its key.
-    pub fn admit(&mut self, handle: Handle, key: OrderedKey, seq: i64, held: bool) -> Admission {
+    pub fn admit(&mut self, handle: MessageHandle, key: OrderedKey, seq: i64, held: bool) -> Admission {
         let key = Rc::new(key);
         let tracked = self
             .keys
@@ -228,18 +228,18 @@ impl KeyOrder {
     }
 
     /// Whether the message was sent to the broker or may be sent, and has not ended.
-    pub fn is_sent(&self, handle: Handle) -> bool {
+    pub fn is_sent(&self, handle: MessageHandle) -> bool {
         self.sent.contains_key(&handle)
     }
 
     /// Whether the message is sent alone, as the blocker of its key.
-    pub fn is_first(&self, handle: Handle) -> bool {
+    pub fn is_first(&self, handle: MessageHandle) -> bool {
         let tracked = self.sent.get(&handle).and_then(|key| self.keys.get(key));
         tracked.is_some_and(|tracked| matches!(tracked.state, KeyState::Blocked { .. }))
     }
 
     /// The other messages in the run of its key that have no outcome yet.
-    pub fn unanswered_beside(&self, handle: Handle) -> impl Iterator<Item = Handle> {
+    pub fn unanswered_beside(&self, handle: MessageHandle) -> impl Iterator<Item = MessageHandle> {
         let tracked = self.sent.get(&handle).and_then(|key| self.keys.get(key));
         let run = tracked.into_iter().flat_map(|tracked| &tracked.run);
         run.filter(move |sent| sent.handle != handle && sent.outcome.is_none())
@@ -247,7 +247,7 @@ impl KeyOrder {
     }
 
     /// Called when a message failed. Parks the messages of the run behind it that are still `unsent`, and returns them.
-    pub fn hold_back(&mut self, handle: Handle, unsent: impl Fn(Handle) -> bool) -> Vec<Handle> {
+    pub fn hold_back(&mut self, handle: MessageHandle, unsent: impl Fn(MessageHandle) -> bool) -> Vec<MessageHandle> {
         let Some(tracked) = self.sent.get(&handle).and_then(|key| self.keys.get_mut(key)) else {
             return Vec::new();
         };
@@ -273,11 +273,11 @@ impl KeyOrder {
     /// called for each message that ends by its own outcome. `dead_blocks`: the key stays blocked behind a dead letter.
     pub fn on_outcome(
         &mut self,
-        handle: Handle,
+        handle: MessageHandle,
         outcome: &Outcome,
         dead_blocks: bool,
-        mut decide: impl FnMut(Handle, &Outcome) -> Disposition,
-    ) -> Vec<(Handle, Disposition)> {
+        mut decide: impl FnMut(MessageHandle, &Outcome) -> Disposition,
+    ) -> Vec<(MessageHandle, Disposition)> {
         let Some(key) = self.sent.get(&handle).map(Rc::clone) else {
             return vec![(handle, decide(handle, outcome))]; // without an order: no message waits for it
         };
@@ -355,7 +355,7 @@ impl KeyOrder {
 
     /// Lets parked messages of open keys go, in order, up to the first of each key for which `may_go` is false. The key
     /// whose message was claimed first comes first.
-    pub fn unpark(&mut self, may_go: impl Fn(&OrderedKey, i64) -> bool) -> Vec<Handle> {
+    pub fn unpark(&mut self, may_go: impl Fn(&OrderedKey, i64) -> bool) -> Vec<MessageHandle> {
         if self.parked == 0 {
             return Vec::new();
         }
@@ -393,11 +393,11 @@ impl KeyOrder {
     pub fn drained(
         &mut self,
         key: &OrderedKey,
-        rows: &[(Handle, i64)],
+        rows: &[(MessageHandle, i64)],
         full: bool,
         more: bool,
         may_go: impl Fn(i64) -> bool,
-    ) -> Vec<Handle> {
+    ) -> Vec<MessageHandle> {
         let mut go = Vec::new();
         let Some((key, tracked)) = self
             .keys
@@ -433,7 +433,7 @@ impl KeyOrder {
     /// Gives up the parked messages of the key that has the most, because too many are parked. The caller moves them to
     /// `outbox_waiting`. If the unit of order is a partition, they go back to `outbox`, except for the first, which
     /// keeps the lane from being read again. If none is returned, none is left to give up.
-    pub fn evict(&mut self) -> Vec<Handle> {
+    pub fn evict(&mut self) -> Vec<MessageHandle> {
         self.may_drain = true;
         let most = (self.keys.iter_mut())
             .filter(|(key, tracked)| tracked.parked.len() > usize::from(key.key.is_none()))
@@ -445,7 +445,7 @@ impl KeyOrder {
             Some(_) => None,
             None => tracked.parked.pop_first(),
         };
-        let evict: Vec<Handle> = tracked.give_up_parked().collect();
+        let evict: Vec<MessageHandle> = tracked.give_up_parked().collect();
         tracked.parked.extend(first);
         self.parked -= evict.len();
         if key.key.is_none() {
@@ -465,7 +465,7 @@ impl KeyOrder {
     pub fn rebuild(
         &mut self,
         scope: impl Fn(Partition) -> bool,
-        found: Vec<Found>,
+        found: Vec<BlockedKey>,
         read_past: impl Fn(Partition, i64) -> bool,
     ) -> bool {
         self.may_drain = true;
@@ -530,7 +530,7 @@ impl KeyOrder {
     }
 
     /// Gives up the parked messages of the partitions in `scope`, because another worker is to take them over.
-    pub fn give_up_parked(&mut self, scope: impl Fn(Partition) -> bool) -> Vec<Handle> {
+    pub fn give_up_parked(&mut self, scope: impl Fn(Partition) -> bool) -> Vec<MessageHandle> {
         let mut given_up = Vec::new();
         for (_, tracked) in self.keys.iter_mut().filter(|(key, _)| scope(key.partition)) {
             given_up.extend(tracked.give_up_parked());
@@ -542,7 +542,7 @@ impl KeyOrder {
 
     /// Forgets the keys of the partitions in `scope`, because their leases are lost. Returns the messages that had
     /// their outcome and waited for that of an earlier message: no further outcome will come for them.
-    pub fn forget(&mut self, scope: impl Fn(Partition) -> bool) -> Vec<Handle> {
+    pub fn forget(&mut self, scope: impl Fn(Partition) -> bool) -> Vec<MessageHandle> {
         let mut answered = Vec::new();
         self.keys.retain(|key, tracked| {
             let stays = !scope(key.partition);

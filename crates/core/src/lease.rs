@@ -25,7 +25,7 @@ pub struct Lease {
 /// What one worker does with the leases. Each list has the order of the leases given. The epochs fence the updates: a
 /// row with a later epoch belongs to another worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct LeasePlan {
     /// Free partitions that belong to this worker by the rule.
     pub acquire: Vec<Partition>,
     /// Partitions that this worker holds and keeps, also if the lease ran out. If another worker held such a partition
@@ -36,7 +36,7 @@ pub struct Plan {
     pub release: Vec<(Partition, i64)>,
 }
 
-impl Plan {
+impl LeasePlan {
     /// Whether the plan does nothing.
     pub fn is_empty(&self) -> bool {
         self.acquire.is_empty() && self.renew.is_empty() && self.release.is_empty()
@@ -55,12 +55,12 @@ pub fn target(workers_sorted: &[String], me: &str, count: PartitionCount) -> Vec
 /// The plan of the worker `me`: its partitions by the rule, compared with the leases. `workers` are the live workers in
 /// any order. `me` counts as one of them even if it is not listed, because its heartbeat may be younger than the list.
 /// A live lease of another worker is left alone: that worker releases it when it sees `me`.
-pub fn plan(me: &str, workers: &[String], leases: &[Lease]) -> Plan {
+pub fn plan(me: &str, workers: &[String], leases: &[Lease]) -> LeasePlan {
     let mut workers_sorted: Vec<&str> = workers.iter().map(String::as_str).chain([me]).collect();
     workers_sorted.sort_unstable();
     workers_sorted.dedup();
 
-    let mut plan = Plan::default();
+    let mut plan = LeasePlan::default();
     for lease in leases {
         let mine_by_rule = owner_by_rule(&workers_sorted, lease.partition) == Some(me);
         let held_by_me = lease.owner.as_deref() == Some(me);
@@ -118,9 +118,9 @@ mod tests {
         let leases = [lease(0, None, false, 0), lease(1, Some("gone"), false, 4)];
         assert_eq!(
             plan("me", &[], &leases),
-            Plan {
+            LeasePlan {
                 acquire: vec![p(0), p(1)],
-                ..Plan::default()
+                ..LeasePlan::default()
             }
         );
     }
@@ -139,9 +139,9 @@ mod tests {
         );
         assert_eq!(
             plan,
-            Plan {
+            LeasePlan {
                 renew: vec![(p(0), 4), (p(1), 5)],
-                ..Plan::default()
+                ..LeasePlan::default()
             }
         );
     }
@@ -152,10 +152,10 @@ mod tests {
         let plan = plan("b", &names(&["b", "a"]), &leases);
         assert_eq!(
             plan,
-            Plan {
+            LeasePlan {
                 renew: vec![(p(1), 2)],
                 release: vec![(p(0), 1)],
-                ..Plan::default()
+                ..LeasePlan::default()
             }
         );
     }
@@ -183,7 +183,7 @@ mod tests {
     }
 
     /// Does what the fenced updates do. Panics where the condition of an update would have refused it.
-    fn execute(me: &str, plan: &Plan, leases: &mut [Lease]) {
+    fn execute(me: &str, plan: &LeasePlan, leases: &mut [Lease]) {
         for partition in &plan.acquire {
             let lease = &mut leases[usize::from(partition.index())];
             assert!(lease.owner.is_none() || !lease.live);

@@ -29,7 +29,7 @@ pub struct PassState {
 /// What a worker does next. The caller computes it at the start of a pass for `claim`, and again at the end for
 /// `wait_ms`: only then does `last_claim_was_full` describe the claim of this pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Next {
+pub struct NextPass {
     /// The most rows to claim: the free part of the window, at least an eighth of it unless nothing is outstanding.
     /// None = do not claim.
     pub claim: Option<u32>,
@@ -51,12 +51,12 @@ impl PassState {
 }
 
 /// Decides what a worker in this state does next.
-pub fn next(state: &PassState) -> Next {
+pub fn next(state: &PassState) -> NextPass {
     let may_claim =
         state.enabled && state.connected && state.owned_partitions > 0 && state.queue_has_room && state.has_room();
     if !may_claim {
         // The worker sleeps even if rows are left, because an immediate pass would find the same obstacle.
-        return Next {
+        return NextPass {
             claim: None,
             wait_ms: state.idle_backoff_ms.max(1),
         };
@@ -67,7 +67,7 @@ pub fn next(state: &PassState) -> Next {
     } else {
         state.idle_backoff_ms.max(1)
     };
-    Next {
+    NextPass {
         claim: Some(free_slots),
         wait_ms: (state.claims_fast_in_ms).map_or(wait_ms, |ms| ms.min(wait_ms)),
     }
@@ -93,7 +93,7 @@ mod tests {
     fn a_ready_worker_claims_the_free_slots_without_being_woken() {
         assert_eq!(
             next(&READY),
-            Next {
+            NextPass {
                 claim: Some(90),
                 wait_ms: 250
             }
@@ -141,7 +141,7 @@ mod tests {
             };
             assert_eq!(
                 next(&hasty),
-                Next {
+                NextPass {
                     claim: None,
                     wait_ms: 250
                 },
@@ -203,7 +203,7 @@ mod tests {
         );
         assert_eq!(
             next(&PassState::default()),
-            Next {
+            NextPass {
                 claim: None,
                 wait_ms: 1
             }

@@ -15,7 +15,7 @@ const SHORTEST_STAY_MS: u64 = 1_000;
 
 /// The state of a database as the launcher knows it now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Database {
+pub struct DatabaseDemand {
     /// Number of workers that the database should have; 0 = none at present.
     pub wanted: u32,
     /// Number of wanted workers that could be started now. The others run, or wait after a failure.
@@ -38,7 +38,7 @@ pub struct Database {
     pub maintenance: bool,
 }
 
-impl Database {
+impl DatabaseDemand {
     /// Number of running workers that were not asked to exit.
     fn staying(&self) -> u32 {
         self.running.saturating_sub(self.leaving)
@@ -52,7 +52,7 @@ impl Database {
 
 /// What the launcher does. `start` and `leave` contain the index of a database in the list, once for each worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct SlotPlan {
     /// Databases that get a worker, in this order. A start may find no slot, because other extensions use slots as
     /// well.
     pub start: Vec<usize>,
@@ -72,8 +72,8 @@ pub struct Plan {
 
 /// Plans the starts and exits of workers. `slots`: the worker slots that our workers take now or could take.
 /// `slice_ms`: how long a database with messages keeps a worker at least while others wait.
-pub fn plan(databases: &[Database], slots: u32, now_ms: u64, slice_ms: u64) -> Plan {
-    let mut plan = Plan::default();
+pub fn plan(databases: &[DatabaseDemand], slots: u32, now_ms: u64, slice_ms: u64) -> SlotPlan {
+    let mut plan = SlotPlan::default();
     let all = || databases.iter().enumerate();
     let mut free = slots.saturating_sub(databases.iter().map(|database| database.running).sum());
     let demand = || {
@@ -85,7 +85,7 @@ pub fn plan(databases: &[Database], slots: u32, now_ms: u64, slice_ms: u64) -> P
     plan.in_turn = slots > 0 && demand().count() > slots as usize;
 
     // No worker starts while one of the same database exits, because the new one would get the same number.
-    let may_start = |database: &Database| database.startable > 0 && database.leaving == 0;
+    let may_start = |database: &DatabaseDemand| database.startable > 0 && database.leaving == 0;
     let mut firsts: Vec<usize> = all()
         .filter(|(_, database)| database.running == 0 && may_start(database))
         .map(|(index, _)| index)
@@ -132,9 +132,9 @@ pub fn plan(databases: &[Database], slots: u32, now_ms: u64, slice_ms: u64) -> P
     plan
 }
 
-impl Plan {
+impl SlotPlan {
     /// Asks one worker to exit for each waiting database, minus the workers that exit already.
-    fn make_room(&mut self, databases: &[Database], now_ms: u64, slice_ms: u64) {
+    fn make_room(&mut self, databases: &[DatabaseDemand], now_ms: u64, slice_ms: u64) {
         let leaving: u32 = databases.iter().map(|database| database.leaving).sum();
         let needed = self.waiting.saturating_sub(leaving) as usize;
         if needed == 0 {
@@ -179,33 +179,33 @@ mod tests {
     const SLICE_MS: u64 = 10_000;
 
     /// A database that has messages, and no worker since `since_ms`.
-    fn waits(since_ms: u64) -> Database {
-        Database {
+    fn waits(since_ms: u64) -> DatabaseDemand {
+        DatabaseDemand {
             wanted: 1,
             startable: 1,
             since_ms,
-            ..Database::default()
+            ..DatabaseDemand::default()
         }
     }
 
     /// A database that has messages, and a worker since `since_ms`.
-    fn served(since_ms: u64) -> Database {
-        Database {
+    fn served(since_ms: u64) -> DatabaseDemand {
+        DatabaseDemand {
             wanted: 1,
             running: 1,
             since_ms,
-            ..Database::default()
+            ..DatabaseDemand::default()
         }
     }
 
-    fn idle(database: Database) -> Database {
-        Database {
+    fn idle(database: DatabaseDemand) -> DatabaseDemand {
+        DatabaseDemand {
             idle_until_ms: u64::MAX,
             ..database
         }
     }
 
-    fn at(databases: &[Database], slots: u32, now_ms: u64) -> (Vec<usize>, Vec<usize>) {
+    fn at(databases: &[DatabaseDemand], slots: u32, now_ms: u64) -> (Vec<usize>, Vec<usize>) {
         let plan = plan(databases, slots, now_ms, SLICE_MS);
         (plan.start, plan.leave)
     }
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_database_that_no_worker_checked_for_long_waits_like_one_with_messages() {
-        let due = Database {
+        let due = DatabaseDemand {
             idle_until_ms: 60_000,
             ..waits(900)
         };
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn no_worker_exits_while_another_frees_its_slot() {
-        let leaves = Database {
+        let leaves = DatabaseDemand {
             leaving: 1,
             ..served(0)
         };
@@ -268,13 +268,13 @@ mod tests {
 
     #[test]
     fn the_second_worker_of_a_database_exits_before_the_only_one_of_another_and_displaces_none() {
-        let two = Database {
+        let two = DatabaseDemand {
             wanted: 2,
             running: 2,
             ..served(99_000)
         };
         assert_eq!(at(&[waits(900), served(0), two], 3, 100_000), (vec![], vec![2]));
-        let wants_two = Database {
+        let wants_two = DatabaseDemand {
             wanted: 2,
             startable: 1,
             ..served(0)
@@ -286,12 +286,12 @@ mod tests {
 
     #[test]
     fn first_workers_start_before_second_ones_and_both_before_a_check_for_the_extension() {
-        let wants_two = Database {
+        let wants_two = DatabaseDemand {
             wanted: 2,
             startable: 2,
             ..waits(0)
         };
-        let spare = Database {
+        let spare = DatabaseDemand {
             spare: true,
             ..waits(0)
         };
@@ -302,8 +302,8 @@ mod tests {
     }
 
     /// A database whose maintenance is due since `since_ms`, and overdue a minute later.
-    fn due(since_ms: u64) -> Database {
-        Database {
+    fn due(since_ms: u64) -> DatabaseDemand {
+        DatabaseDemand {
             maintenance: true,
             idle_until_ms: since_ms + 60_000,
             ..waits(since_ms)
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn maintenance_comes_after_waiting_databases_and_before_second_workers_and_needs_no_slot_added() {
-        let two = Database {
+        let two = DatabaseDemand {
             wanted: 2,
             startable: 1,
             ..served(0)
@@ -331,7 +331,7 @@ mod tests {
         let all = [due(50), idle(served(0)), served(10)];
         assert_eq!(at(&all, 2, 60_049), (vec![], vec![]));
         assert_eq!(at(&all, 2, 60_050), (vec![], vec![1]));
-        let runs = Database {
+        let runs = DatabaseDemand {
             maintenance: true,
             ..idle(served(2_000))
         };
@@ -370,9 +370,9 @@ mod tests {
     }
 
     impl Player {
-        fn as_seen(&self) -> Database {
+        fn as_seen(&self) -> DatabaseDemand {
             let running = self.workers.len() as u32;
-            Database {
+            DatabaseDemand {
                 wanted: self.wanted,
                 startable: self.wanted.saturating_sub(running),
                 running,
@@ -433,7 +433,7 @@ mod tests {
                 let starved_ms = player.starved_since_ms.map_or(0, |since| now_ms - since);
                 prop_assert!(starved_ms <= patience_ms, "starves for {starved_ms} ms: {player:?}");
             }
-            let seen: Vec<Database> = players.iter().map(Player::as_seen).collect();
+            let seen: Vec<DatabaseDemand> = players.iter().map(Player::as_seen).collect();
             let plan = plan(&seen, slots, now_ms, SLICE_MS);
             for index in plan.start {
                 let player = &mut players[index];

@@ -25,12 +25,12 @@ use std::process::ExitCode;
 use tokio_postgres::types::ToSql;
 
 /// The options that all commands share.
-pub struct Context {
+pub struct CommandContext {
     pub connect: ConnectArgs,
     pub json: bool,
 }
 
-impl Context {
+impl CommandContext {
     /// A session for queries. A statement ends after 30 s: a longer one is a mistake, or needs a narrower filter.
     pub async fn reader(&self) -> Result<Session, Failure> {
         let session = connect::connect_session(&self.connect).await?;

@@ -40,12 +40,12 @@ pub struct Session {
     pub server_version: String,
     pub database: String,
     /// The extension, if this database has it.
-    pub extension: Option<Extension>,
+    pub extension: Option<InstalledExtension>,
     stop: Stop,
 }
 
 /// The version of the extension, and the schema in which it was created.
-pub struct Extension {
+pub struct InstalledExtension {
     pub version: String,
     pub schema: String,
 }
@@ -107,7 +107,7 @@ fn is_compatible(extension: &str, program: &str) -> bool {
 
 /// Opens a session, whether or not the database has the extension.
 pub async fn connect_anywhere(args: &ConnectArgs) -> Result<Session, Failure> {
-    let mut target = target::target(args, &Process)?;
+    let mut target = target::target(args, &ProcessEnvironment)?;
     // The program asks only once, because `serve` and `top` open sessions repeatedly.
     static TYPED: OnceLock<String> = OnceLock::new();
     let question = format!("Password for user {}: ", target.config.get_user().unwrap_or_default());
@@ -119,7 +119,7 @@ pub async fn connect_anywhere(args: &ConnectArgs) -> Result<Session, Failure> {
     }
     let may_ask = !args.no_password && target.config.get_password().is_none() && prompt::possible();
     match open(&target).await {
-        Err(Refusal {
+        Err(HostRefusal {
             next: Next::Password, ..
         }) if may_ask => {
             let typed = prompt::password(&question)?;
@@ -133,7 +133,7 @@ pub async fn connect_anywhere(args: &ConnectArgs) -> Result<Session, Failure> {
 }
 
 /// Why there is no session with a host.
-struct Refusal {
+struct HostRefusal {
     failure: Failure,
     next: Next,
     /// Whether another attempt with or without TLS may succeed: the server refused this one, or TLS failed.
@@ -150,7 +150,7 @@ enum Next {
     Nothing,
 }
 
-impl From<Failure> for Refusal {
+impl From<Failure> for HostRefusal {
     fn from(failure: Failure) -> Self {
         Self {
             failure,
@@ -161,7 +161,7 @@ impl From<Failure> for Refusal {
 }
 
 /// Tries the hosts one after the other.
-async fn open(target: &Target) -> Result<Session, Refusal> {
+async fn open(target: &Target) -> Result<Session, HostRefusal> {
     let passes: &[SessionWanted] = match target.session {
         SessionWanted::PreferStandby => &[SessionWanted::Standby, SessionWanted::Any],
         _ => std::slice::from_ref(&target.session),
@@ -186,7 +186,7 @@ async fn open(target: &Target) -> Result<Session, Refusal> {
 }
 
 /// Tries one host, with and without TLS as sslmode allows.
-async fn open_host(target: &Target, address: &ServerAddress, wanted: SessionWanted) -> Result<Session, Refusal> {
+async fn open_host(target: &Target, address: &ServerAddress, wanted: SessionWanted) -> Result<Session, HostRefusal> {
     let (first, second) = match (&address.host, target.tls.mode) {
         (Host::Unix(_), _) | (_, SslMode::Disable) => (Negotiation::Disable, None),
         (_, SslMode::Allow) => (Negotiation::Disable, Some(Negotiation::Require)),
@@ -219,7 +219,7 @@ async fn open_once(
     address: &ServerAddress,
     negotiation: Negotiation,
     wanted: SessionWanted,
-) -> Result<Session, Refusal> {
+) -> Result<Session, HostRefusal> {
     let tls = MakeRustlsConnect::new(tls::config(
         Some(&target.tls).filter(|_| negotiation != Negotiation::Disable),
     )?);
@@ -267,7 +267,7 @@ pub async fn end_sessions() {
     _ = tokio::time::timeout(Duration::from_millis(200), all).await;
 }
 
-fn refusal(error: tokio_postgres::Error, address: &ServerAddress) -> Refusal {
+fn refusal(error: tokio_postgres::Error, address: &ServerAddress) -> HostRefusal {
     let text = with_sources(&error);
     let is_refused = error.as_db_error().is_some();
     // A server that starts, stops or recovers has not refused the session.
@@ -289,7 +289,7 @@ fn refusal(error: tokio_postgres::Error, address: &ServerAddress) -> Refusal {
         true => Next::Nothing,
         false => Next::Host,
     };
-    Refusal {
+    HostRefusal {
         failure,
         next,
         depends_on_tls: is_refused || text.contains("TLS"),
@@ -385,7 +385,7 @@ async fn begin(client: Client, stop: Stop, target: &Target, wanted: SessionWante
     Ok(Session {
         server_version: row.get(0),
         database: row.get(1),
-        extension: version.map(|version| Extension {
+        extension: version.map(|version| InstalledExtension {
             version,
             schema: row.get(3),
         }),
@@ -401,9 +401,9 @@ impl Session {
 }
 
 /// The environment and the files of this process.
-struct Process;
+struct ProcessEnvironment;
 
-impl Surroundings for Process {
+impl Surroundings for ProcessEnvironment {
     fn variable(&self, name: &str) -> Option<String> {
         std::env::var(name).ok()
     }

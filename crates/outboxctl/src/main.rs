@@ -20,7 +20,7 @@ mod usage;
 mod work;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use commands::{Context, act, check, delivery, list, show, status, version};
+use commands::{CommandContext, act, check, delivery, list, show, status, version};
 use connect::ConnectArgs;
 use failure::Failure;
 use messages::bulk::Verb;
@@ -91,7 +91,7 @@ async fn run() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
     };
-    let context = Context {
+    let context = CommandContext {
         connect: cli.connect,
         json: cli.json,
     };

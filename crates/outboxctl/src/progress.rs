@@ -7,7 +7,7 @@ pub mod pass;
 use crate::format::clock;
 use outbox_core::engine::Sharing;
 use outbox_core::settle::Ended;
-use outbox_worker::Status;
+use outbox_worker::ConnectionStatus;
 use pass::{PassReport, PassSum};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -68,7 +68,7 @@ pub struct WorkerIdentity {
 #[derive(Clone, Debug)]
 pub struct DestinationFacts {
     pub name: String,
-    pub status: Status,
+    pub status: ConnectionStatus,
     /// When the state last changed.
     pub since: Instant,
     pub in_flight: usize,

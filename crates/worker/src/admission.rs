@@ -8,7 +8,7 @@ use outbox_core::standbys::WalPosition;
 /// The most rows of a claim in the server while other destinations wait for it: about 2 ms.
 const BATCH_BESIDE_OTHERS: u32 = 100;
 
-pub struct Admission {
+pub struct AdmissionControl {
     pub rate_limit: RateLimit,
     /// The messages that this pass may still take; None = no messages.
     pub allowance: Option<Allowance>,
@@ -17,7 +17,7 @@ pub struct Admission {
     pub needs_wal: Option<WalPosition>,
 }
 
-impl Admission {
+impl AdmissionControl {
     pub fn new(now_us: u64) -> Self {
         Self {
             rate_limit: RateLimit::new(0, 1, now_us),

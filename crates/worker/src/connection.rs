@@ -1,9 +1,9 @@
 //! The connection of a destination: its publisher if one can start, its state, and the number of messages that it may
 //! have in flight. `destination` calls it on the worker's thread.
 
-use crate::runtime::{Publisher, Runtime};
+use crate::runtime::{DestinationPublisher, Runtime};
 use crate::settings::DEFAULT_DESTINATION;
-use crate::status::{State, Status};
+use crate::status::{ConnectionStatus, State};
 use outbox_core::message::{Outcome, Publication};
 use outbox_core::slow_start::SlowStart;
 use outbox_transport::target::{Protocol, Target};
@@ -29,10 +29,10 @@ pub struct Connection<P> {
     next_start: Instant,
     window: usize,
     slow_start: SlowStart,
-    pub status: Status,
+    pub status: ConnectionStatus,
 }
 
-impl<P: Publisher> Connection<P> {
+impl<P: DestinationPublisher> Connection<P> {
     pub fn new(runtime: &impl Runtime, destination: &str, target: Result<Target, String>) -> Self {
         let name = match destination {
             DEFAULT_DESTINATION => format!("outbox: {}", runtime.id()),
@@ -46,7 +46,7 @@ impl<P: Publisher> Connection<P> {
             next_start: runtime.now(),
             window,
             slow_start: SlowStart::full(window),
-            status: Status::plain(State::Starting, None),
+            status: ConnectionStatus::plain(State::Starting, None),
         }
     }
 
@@ -77,13 +77,13 @@ impl<P: Publisher> Connection<P> {
         match target.and_then(|target| runtime.start(target, &self.name)) {
             Ok(publisher) => {
                 self.publisher = Some(publisher);
-                self.status = Status::plain(State::Connecting, None);
+                self.status = ConnectionStatus::plain(State::Connecting, None);
             }
             Err(error) => {
                 self.next_start = runtime.now() + RETRY_START;
                 self.status = match error {
-                    NotStarted::Unusable(detail) => Status::plain(State::Unconfigured, Some(detail)),
-                    NotStarted::ProcessLimit(detail) => Status::down(DownReason::ProcessLimit, detail),
+                    NotStarted::Unusable(detail) => ConnectionStatus::plain(State::Unconfigured, Some(detail)),
+                    NotStarted::ProcessLimit(detail) => ConnectionStatus::down(DownReason::ProcessLimit, detail),
                 };
             }
         }
@@ -141,7 +141,7 @@ impl<P: Publisher> Connection<P> {
                 Event::Outcomes(more) => outcomes.extend(more),
                 Event::State(state) => {
                     is_down |= matches!(state, ConnectionState::Down { .. });
-                    self.status = Status::of(state, exchange);
+                    self.status = ConnectionStatus::of(state, exchange);
                 }
                 Event::Died(why) => died = Some(why),
             }
@@ -156,7 +156,7 @@ impl<P: Publisher> Connection<P> {
         if let Some(why) = died {
             self.stop(CLOSE_DEAD);
             self.next_start = now + RETRY_START;
-            self.status = Status::down(DownReason::Protocol, format!("the publisher thread ended: {why}"));
+            self.status = ConnectionStatus::down(DownReason::Protocol, format!("the publisher thread ended: {why}"));
             return (outcomes, true);
         }
         if is_down && self.is_outdated() {

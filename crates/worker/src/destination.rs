@@ -2,18 +2,18 @@
 //! the worker's thread. Each destination has a separate engine and connection: one that is down or slow does not delay
 //! the others.
 
-use crate::admission::Admission;
+use crate::admission::AdmissionControl;
 use crate::connection::{Connection, Outcomes};
 use crate::runtime::Runtime;
-use crate::settings::{Described, Settings};
-use crate::status::{State, Status};
+use crate::settings::{Described, WorkerSettings};
+use crate::status::{ConnectionStatus, State};
 use crate::status_report::StatusReport;
 use outbox_core::budget::Allowance;
 use outbox_core::engine::{
     CRASHES_ALONE, Claimed, Engine, Held, Portion, Request, Settlement, Sharing, SlotId, StatementTimeout, Tables,
     Tally, WakePolicy,
 };
-use outbox_core::key_order::Handle;
+use outbox_core::key_order::MessageHandle;
 use outbox_core::message::{Event, Outcome, Pointer, Publication, Text};
 use outbox_core::partition::Partition;
 use outbox_core::pass::{self, PassState};
@@ -31,7 +31,7 @@ pub const STOP_LIMIT: Duration = Duration::from_millis(200);
 /// The state that all destinations of one worker share. The worker writes it; the destinations read it.
 pub struct Common<R: Runtime> {
     pub runtime: R,
-    pub settings: Settings,
+    pub settings: WorkerSettings,
     /// Why nothing is delivered from this database; None = the database is adopted.
     pub not_adopted: Option<String>,
     /// The number of live workers of this database, as of the last heartbeat.
@@ -81,7 +81,7 @@ pub struct Destination<R: Runtime> {
     report: StatusReport,
     /// The counts of what was settled in this pass.
     ended: Ended,
-    admission: Admission,
+    admission: AdmissionControl,
     /// The request of a session, until it is done.
     request: Option<Request>,
     /// The route parts of a target without an exchange: empty.
@@ -91,7 +91,7 @@ pub struct Destination<R: Runtime> {
 /// The condition of a destination, for screens and logs.
 pub struct Condition<'a> {
     pub name: &'a str,
-    pub status: &'a Status,
+    pub status: &'a ConnectionStatus,
     /// When the state last changed.
     pub since: Instant,
     /// Messages claimed and not settled.
@@ -120,7 +120,7 @@ impl<R: Runtime> Destination<R> {
             paused: description.paused,
             report: StatusReport::new(runtime.now()),
             ended: Ended::default(),
-            admission: Admission::new(common.now_us()),
+            admission: AdmissionControl::new(common.now_us()),
             request: None,
             no_exchange: (Text::default(), Template::parse("").expect("an empty template")),
         };
@@ -249,13 +249,13 @@ impl<R: Runtime> Destination<R> {
             _ => State::Pausing,
         };
         let status = match (self.may_deliver(common), &common.not_adopted) {
-            (true, _) if common.held.is_some() => Status::plain(off, common.held.map(str::to_owned)),
+            (true, _) if common.held.is_some() => ConnectionStatus::plain(off, common.held.map(str::to_owned)),
             (true, _) => match self.awaits_standbys(common) {
-                Some(awaited) => Status::standby(awaited),
+                Some(awaited) => ConnectionStatus::standby(awaited),
                 None => self.connection.status.clone(),
             },
-            (false, None) => Status::plain(off, None),
-            (false, why) => Status::plain(State::NotAdopted, why.clone()),
+            (false, None) => ConnectionStatus::plain(off, None),
+            (false, why) => ConnectionStatus::plain(State::NotAdopted, why.clone()),
         };
         let (connection, is_http) = (&self.connection.status, self.is_http());
         self.report
@@ -695,7 +695,7 @@ pub fn give_up(runtime: &impl Runtime, arrived: Vec<(SlotId, Claimed)>) {
 }
 
 /// Returns the function that makes a publication of a message and its event.
-fn maker(route: Route<'_>) -> impl Fn(Handle, &Pointer, &Event) -> Result<Publication, String> {
+fn maker(route: Route<'_>) -> impl Fn(MessageHandle, &Pointer, &Event) -> Result<Publication, String> {
     move |handle, pointer, event| {
         outbox_core::envelope::publication(handle, pointer, event, &route).map_err(|refusal| refusal.to_string())
     }

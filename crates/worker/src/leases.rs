@@ -1,7 +1,7 @@
 //! Which partitions this worker owns: the plan for the leases, given the live workers. Pure. `worker` calls it within
 //! the transaction of `Runtime::tend`, on the worker's thread.
 
-use crate::runtime::Plan;
+use crate::runtime::LeaseChanges;
 use outbox_core::engine::Held;
 use outbox_core::lease::{self, Lease};
 use outbox_core::partition::{Partition, PartitionCount};
@@ -34,7 +34,13 @@ pub struct Decided {
 impl Leases {
     /// Plans which leases to renew, release and take. `in_use`: the partitions with messages in flight here. A
     /// partition that another worker should own is released when it has none.
-    pub fn plan(&self, me: &str, workers: &[String], leases: &[Lease], in_use: &HashSet<Partition>) -> (Plan, Decided) {
+    pub fn plan(
+        &self,
+        me: &str,
+        workers: &[String],
+        leases: &[Lease],
+        in_use: &HashSet<Partition>,
+    ) -> (LeaseChanges, Decided) {
         let plan = lease::plan(me, workers, leases);
         // A lease in our name that this process does not hold belonged to an earlier process of the same name. It is
         // taken again, with a new epoch, so that the claims of that process no longer count.
@@ -52,7 +58,7 @@ impl Leases {
                 lease::target(&sorted, me, count).len()
             }),
         };
-        let plan = Plan {
+        let plan = LeaseChanges {
             renew: ours.into_iter().chain(busy).collect(),
             release: free,
             take: plan.acquire.iter().copied().chain(inherited).collect(),

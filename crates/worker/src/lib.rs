@@ -38,8 +38,8 @@ mod worker;
 
 pub use destination::Condition;
 pub use repeats::Repeats;
-pub use report::{PassEnd, Report};
-pub use runtime::{Changes, Orders, Plan, Publisher, Refresh, Runtime, Tended};
-pub use settings::{DEFAULT_DESTINATION, Described, Settings};
-pub use status::{Reason, State, Status};
-pub use worker::{Budget, Pass, Worker};
+pub use report::{PassCounts, PassEnd};
+pub use runtime::{Changes, DestinationPublisher, LeaseChanges, Orders, Refresh, Runtime, Tended};
+pub use settings::{DEFAULT_DESTINATION, Described, WorkerSettings};
+pub use status::{ConnectionStatus, State, StatusReason};
+pub use worker::{FinishTimeouts, Pass, Worker};

@@ -4,7 +4,7 @@
 use crate::settings::Described;
 use outbox_core::engine::{Batch, CLAIM_BYTES_MAX, Claimed, DueMessages, Held, Lane, RowId, Settlement};
 use outbox_core::event::{self, Event, sendable};
-use outbox_core::key_order::{Found, OrderedKey};
+use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Outcome, Pointer};
 use outbox_core::partition::Partition;
@@ -17,7 +17,7 @@ const DUE_ROWS: i32 = 1000;
 /// Runs the statements of the protocol.
 pub trait Db {
     type Error;
-    type Row<'a>: Row<Error = Self::Error>;
+    type ResultRow<'a>: ResultRow<Error = Self::Error>;
 
     /// The function that claims with leasing off, and its parameters.
     const CLAIM_UNLEASED: &'static str;
@@ -30,7 +30,7 @@ pub trait Db {
         &self,
         statement: Statement,
         args: &[Arg],
-        read: impl FnMut(&Self::Row<'_>) -> Result<T, Self::Error>,
+        read: impl FnMut(&Self::ResultRow<'_>) -> Result<T, Self::Error>,
     ) -> Result<Vec<T>, Self::Error>;
 }
 
@@ -59,7 +59,7 @@ pub enum Arg<'a> {
 }
 
 /// A row of a result. Columns are counted from zero.
-pub trait Row {
+pub trait ResultRow {
     type Error;
 
     fn text(&self, column: usize) -> Result<Option<String>, Self::Error>;
@@ -112,10 +112,10 @@ impl<D: Db> WorkerProtocol<D> {
         &self,
         statement: Statement,
         args: &[Arg],
-        read: impl FnMut(&D::Row<'_>) -> Result<T, D::Error>,
+        read: impl FnMut(&D::ResultRow<'_>) -> Result<T, D::Error>,
     ) -> Result<T, D::Error> {
         let row = self.db.run(statement, args, read)?.into_iter().next();
-        row.ok_or_else(|| D::Row::unexpected("no row"))
+        row.ok_or_else(|| D::ResultRow::unexpected("no row"))
     }
 
     /// Records that this worker is alive, for `ttl_s` seconds. Returns the ids of all workers that are.
@@ -305,12 +305,12 @@ impl<D: Db> WorkerProtocol<D> {
     }
 
     /// The keys that are blocked, or have messages that wait behind another.
-    pub fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<Found>, D::Error> {
+    pub fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<BlockedKey>, D::Error> {
         let sql =
             "select partition, outbox_internal.legible(destination), outbox_internal.legible(key), blocker, followers
                    from outbox_internal.blocked_keys($1)";
         self.db.run(Statement::Read(sql), &[indexes(partitions)], |row| {
-            Ok(Found {
+            Ok(BlockedKey {
                 key: OrderedKey {
                     partition: row.partition(0)?,
                     destination: row.name(1)?,
@@ -419,7 +419,7 @@ pub mod column {
 
 /// Decodes a claimed message. If its texts cannot be read, only this message becomes a dead letter: the others of its claim
 /// continue. `remark`: why they cannot.
-fn claimed<R: Row>(row: &R, seq: i64, destination: &str, remark: Option<String>) -> Result<Claimed, R::Error> {
+fn claimed<R: ResultRow>(row: &R, seq: i64, destination: &str, remark: Option<String>) -> Result<Claimed, R::Error> {
     let key = readable::<_, R>(row.text(column::KEY))?;
     let pointer = Pointer {
         seq,
@@ -451,7 +451,7 @@ fn claimed<R: Row>(row: &R, seq: i64, destination: &str, remark: Option<String>)
 }
 
 /// The value that was read, or why it cannot be read.
-fn readable<T, R: Row>(read: Result<T, R::Error>) -> Result<Result<T, String>, R::Error> {
+fn readable<T, R: ResultRow>(read: Result<T, R::Error>) -> Result<Result<T, String>, R::Error> {
     match read {
         Ok(value) => Ok(Ok(value)),
         Err(error) => R::unreadable(error).map(Err),
@@ -463,7 +463,7 @@ struct EventColumns<'a, R> {
     next: usize,
 }
 
-impl<R: Row> event::Row for EventColumns<'_, R> {
+impl<R: ResultRow> event::EventRow for EventColumns<'_, R> {
     type Error = R::Error;
 
     fn text(&mut self) -> Result<Option<String>, R::Error> {

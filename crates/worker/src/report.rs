@@ -2,7 +2,7 @@
 
 /// What one pass did, or all passes for one request.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Report {
+pub struct PassCounts {
     pub claimed: u64,
     pub published: u64,
     pub failed: u64,
@@ -21,7 +21,7 @@ pub struct Report {
     pub released: usize,
 }
 
-impl Report {
+impl PassCounts {
     /// Whether the pass did more than write the heartbeat.
     pub fn is_notable(&self) -> bool {
         self.claimed + self.published + self.failed > 0 || self.purged_stale > 0 || self.leased + self.released > 0
@@ -30,7 +30,7 @@ impl Report {
 
 /// The end of a pass, as the runtime gets it.
 pub struct PassEnd {
-    pub report: Report,
+    pub report: PassCounts,
     /// Whether all deliverable messages are delivered, or none may be, and no step failed.
     pub is_at_rest: bool,
     /// Messages claimed and not settled.

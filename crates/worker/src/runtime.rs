@@ -1,9 +1,9 @@
 //! The traits that the process around a worker implements: shared memory, connections, clocks, settings, leases, log and
 //! statistics. The worker calls them on its own thread. They take `&self`: a runtime keeps in cells what it must change.
 
-use crate::report::{PassEnd, Report};
-use crate::settings::{Described, Settings};
-use crate::status::Status;
+use crate::report::{PassCounts, PassEnd};
+use crate::settings::{Described, WorkerSettings};
+use crate::status::ConnectionStatus;
 use outbox_core::engine::{Bounds, Claimed, DueCounters, Held, Memory, Request, Settlement, SlotId, Tables};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Pointer, Publication};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// The process that a worker runs in, with the memory that it shares with sessions.
 pub trait Runtime: Memory {
     type Tables: Tables<Error = Self::Error>;
-    type Publisher: Publisher;
+    type Publisher: DestinationPublisher;
     /// Whether sessions hand messages over in shared memory. If so, the worker splits long steps into parts and
     /// receives messages between them.
     const HAS_FAST_PATH: bool;
@@ -50,7 +50,7 @@ pub trait Runtime: Memory {
     /// Whether the process was asked to end. If so, the worker begins nothing that takes long.
     fn is_ending(&self) -> bool;
     /// Reports the progress of a request; `done`: it is complete.
-    fn answer(&self, request_id: u32, report: &Report, done: bool);
+    fn answer(&self, request_id: u32, report: &PassCounts, done: bool);
     /// True only if the runtime knows that no message is pending in this database.
     fn nothing_waits(&self) -> bool {
         false
@@ -71,7 +71,11 @@ pub trait Runtime: Memory {
     /// Writes the heartbeat. Then renews, releases and takes leases by `plan`, which is called with the live workers
     /// and all leases. One transaction, where the runtime can do that. With leasing off `plan` is not called. `is_idle`:
     /// the last pass claimed nothing.
-    fn tend(&self, is_idle: bool, plan: &mut dyn FnMut(&[String], &[Lease]) -> Plan) -> Result<Tended, Self::Error>;
+    fn tend(
+        &self,
+        is_idle: bool,
+        plan: &mut dyn FnMut(&[String], &[Lease]) -> LeaseChanges,
+    ) -> Result<Tended, Self::Error>;
     /// Sets until when the publishers may publish: a time of `boottime_ns`, and a duration from then. None = without
     /// end.
     fn set_deadline(&self, deadline: Option<(u64, Duration)>);
@@ -138,7 +142,7 @@ pub trait Runtime: Memory {
     fn report(
         &self,
         destination: &str,
-        status: Option<&Status>,
+        status: Option<&ConnectionStatus>,
         requested_at_us: Option<i64>,
     ) -> Result<(), Self::Error>;
     /// Records a failure of the connection.
@@ -153,7 +157,7 @@ pub trait Runtime: Memory {
 }
 
 /// Publishes the messages of one destination, on separate threads.
-pub trait Publisher {
+pub trait DestinationPublisher {
     /// Hands a batch over to the publisher's threads. Err: no room; the batch comes back.
     fn publish(&self, batch: Vec<Publication>) -> Result<(), Vec<Publication>>;
     /// Takes the events since the last call. After `stop` it returns the last ones.
@@ -170,7 +174,7 @@ pub trait Publisher {
     fn has_new_password(&self) -> bool;
 }
 
-impl Publisher for Started {
+impl DestinationPublisher for Started {
     fn publish(&self, batch: Vec<Publication>) -> Result<(), Vec<Publication>> {
         self.publisher.try_publish(batch)
     }
@@ -231,14 +235,14 @@ pub struct Changes {
     /// Why nothing is delivered from this database; None = the database is adopted.
     pub not_adopted: Option<String>,
     /// None = unchanged.
-    pub settings: Option<Settings>,
+    pub settings: Option<WorkerSettings>,
     /// All destinations; None = unchanged.
     pub described: Option<Vec<Described>>,
 }
 
 /// Which leases to renew, to release and to take.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
+pub struct LeaseChanges {
     pub renew: Vec<Held>,
     pub release: Vec<Held>,
     pub take: Vec<Partition>,

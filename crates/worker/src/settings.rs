@@ -10,7 +10,7 @@ pub const DEFAULT_DESTINATION: &str = "default";
 
 /// The settings of the server, as of one moment.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
+pub struct WorkerSettings {
     pub enabled: bool,
     /// The default destination, and the defaults for options that other destinations omit. Err: why it is invalid.
     pub target: Result<Target, String>,
@@ -42,7 +42,7 @@ pub struct Described {
 
 impl Described {
     /// The target that the description makes under these settings. Err: why it is invalid.
-    pub fn target(&self, settings: &Settings) -> Result<Target, String> {
+    pub fn target(&self, settings: &WorkerSettings) -> Result<Target, String> {
         let default = settings.target.as_ref().map_err(String::clone)?;
         described(self.kind, default, &self.options, &self.mapping).map_err(|refused| refused.message)
     }

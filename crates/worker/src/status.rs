@@ -35,7 +35,7 @@ impl State {
 
 /// The reason of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum StatusReason {
     Down(DownReason),
     /// Connected, but messages have had no answer for long.
     Unconfirmed,
@@ -43,7 +43,7 @@ pub enum Reason {
     Standby,
 }
 
-impl Reason {
+impl StatusReason {
     pub fn name(self) -> &'static str {
         match self {
             Self::Down(reason) => reason.name(),
@@ -55,15 +55,15 @@ impl Reason {
 
 /// The state of a connection with reason and detail, the arguments of outbox_internal.report.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Status {
+pub struct ConnectionStatus {
     pub state: State,
-    pub reason: Option<Reason>,
+    pub reason: Option<StatusReason>,
     pub detail: Option<String>,
     /// What to do at the broker.
     pub remedy: Option<String>,
 }
 
-impl Status {
+impl ConnectionStatus {
     /// A state without a reason.
     pub fn plain(state: State, detail: Option<String>) -> Self {
         Self {
@@ -78,7 +78,7 @@ impl Status {
     pub fn standby(awaited: &str) -> Self {
         Self {
             state: State::Connected,
-            reason: Some(Reason::Standby),
+            reason: Some(StatusReason::Standby),
             detail: Some(awaited.to_owned()),
             remedy: None,
         }
@@ -87,7 +87,7 @@ impl Status {
     pub fn down(reason: DownReason, detail: String) -> Self {
         Self {
             state: State::Down,
-            reason: Some(Reason::Down(reason)),
+            reason: Some(StatusReason::Down(reason)),
             detail: Some(detail),
             remedy: None,
         }
@@ -105,7 +105,7 @@ impl Status {
 
     /// The state, its reason and its detail, as a log line shows them.
     pub fn in_words(&self) -> String {
-        let reason = self.reason.map(Reason::name);
+        let reason = self.reason.map(StatusReason::name);
         let words = [Some(self.state.name()), reason, self.detail.as_deref()];
         words.into_iter().flatten().collect::<Vec<&str>>().join(" ")
     }
@@ -121,7 +121,7 @@ impl Status {
                 is_alive,
             } => Self {
                 state: State::Connected,
-                reason: Some(Reason::Unconfirmed),
+                reason: Some(StatusReason::Unconfirmed),
                 detail: Some(format!(
                     "{messages} unconfirmed for {seconds} s{}",
                     if is_alive { ", though the broker answers" } else { "" }

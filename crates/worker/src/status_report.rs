@@ -2,7 +2,7 @@
 //! worker's thread.
 
 use crate::runtime::Runtime;
-use crate::status::{Reason, State, Status};
+use crate::status::{ConnectionStatus, State, StatusReason};
 use outbox_core::message::Outcome;
 use outbox_core::words::Word;
 use outbox_transport::DownReason;
@@ -10,7 +10,7 @@ use std::time::Instant;
 
 pub struct StatusReport {
     /// The last reported status.
-    pub reported: Option<Status>,
+    pub reported: Option<ConnectionStatus>,
     /// When the reported state last changed.
     pub since: Instant,
     /// Whether the state "connected" is proven: since the last failure the receiver has answered a message, or there
@@ -55,12 +55,12 @@ impl StatusReport {
         &mut self,
         runtime: &R,
         destination: &str,
-        status: Status,
-        connection: &Status,
+        status: ConnectionStatus,
+        connection: &ConnectionStatus,
         is_http: bool,
     ) -> Result<(), R::Error> {
         if connection.state == State::Down {
-            let is_refused = connection.reason == Some(Reason::Down(DownReason::QueueRefused));
+            let is_refused = connection.reason == Some(StatusReason::Down(DownReason::QueueRefused));
             self.is_proven = !is_http && !is_refused;
         }
         // Between two failed attempts the reason of the failure says more than "connecting", or than "connected" before
@@ -77,7 +77,7 @@ impl StatusReport {
         self.requested_at_us = self.requested_at_us.filter(|_| !is_known);
         if is_new && status.state.is_failure() {
             let detail = status.detail.as_deref().unwrap_or_default();
-            let reason = status.reason.map_or(status.state.name(), Reason::name);
+            let reason = status.reason.map_or(status.state.name(), StatusReason::name);
             runtime.record_error(destination, reason, detail);
         }
         let before = self.reported.replace(status.clone());
@@ -88,7 +88,9 @@ impl StatusReport {
         if !is_logged && status.state != State::Connecting {
             let peer = if is_http { "receiver" } else { "broker" };
             match (status.reason, &status.detail) {
-                (Some(Reason::Standby), Some(awaited)) => runtime.log(Some(destination), format_args!("{awaited}")),
+                (Some(StatusReason::Standby), Some(awaited)) => {
+                    runtime.log(Some(destination), format_args!("{awaited}"))
+                }
                 _ => runtime.log(Some(destination), format_args!("{peer} {}", status.in_words())),
             }
         }

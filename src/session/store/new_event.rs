@@ -165,7 +165,7 @@ struct Given<C> {
     created_at_s: i64,
 }
 
-impl<'a, C: Iterator<Item = (Value<'a>, Option<String>)>> event::Row for Given<C> {
+impl<'a, C: Iterator<Item = (Value<'a>, Option<String>)>> event::EventRow for Given<C> {
     type Error = Infallible;
 
     fn text(&mut self) -> Result<Option<String>, Infallible> {

@@ -11,7 +11,7 @@ use outbox_core::engine::{Batch, CLAIM_BYTES_MAX, Claimed, Held, Settlement, Sha
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Blocks, Disposition};
 use outbox_transport::BodyFunction;
-use outbox_worker::protocol::{Arg, Db, Row, Statement, WorkerProtocol, columns, indexes};
+use outbox_worker::protocol::{Arg, Db, ResultRow, Statement, WorkerProtocol, columns, indexes};
 use pgrx::spi::quote_identifier;
 pub use spi::SpiDb;
 use std::cell::RefCell;
@@ -210,7 +210,7 @@ impl Store {
     pub fn prepared_transactions(&self) -> SpiResult<Vec<(u32, i64)>> {
         let sql = "select transaction::text::bigint, (extract(epoch from prepared) * 1000000)::bigint
                    from pg_prepared_xacts where database = current_database()";
-        let read = |row: &<SpiDb as Db>::Row<'_>| Ok((row.count(0)? as u32, row.count(1)?));
+        let read = |row: &<SpiDb as Db>::ResultRow<'_>| Ok((row.count(0)? as u32, row.count(1)?));
         self.protocol.db.run(Statement::Read(sql), &[], read)
     }
 }

@@ -5,7 +5,7 @@ use crate::pg::spi::{Number, Param, Spi, SpiClient, SpiError, SpiHeapTupleData, 
 use crate::pg::tid::Tid;
 use crate::store::statement::SavedStatement;
 use outbox_core::engine::RowId;
-use outbox_worker::protocol::{Arg, Db, Row, Statement};
+use outbox_worker::protocol::{Arg, Db, ResultRow, Statement};
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::{PgBuiltInOids, PgOid};
 use std::cell::RefCell;
@@ -43,7 +43,7 @@ impl SpiDb {
 
 impl Db for SpiDb {
     type Error = SpiError;
-    type Row<'a> = SpiHeapTupleData<'a>;
+    type ResultRow<'a> = SpiHeapTupleData<'a>;
     const CLAIM_UNLEASED: &'static str = "claim_unleased(text, bigint, integer, integer, bigint)";
     const SETTLE: &'static str = "select outbox_internal.settle($1, $2::tid[], $3, $4, $5, $6, $7::\"char\"[], $8, $9)";
 
@@ -114,7 +114,7 @@ fn param<'a>(arg: &Arg<'a>) -> Param<'a> {
     }
 }
 
-impl Row for SpiHeapTupleData<'_> {
+impl ResultRow for SpiHeapTupleData<'_> {
     type Error = SpiError;
 
     fn text(&self, column: usize) -> SpiResult<Option<String>> {

@@ -3,9 +3,9 @@
 
 use super::batch::Batch;
 use super::rows::{Claimed, Settlement};
-use super::under_way::Message;
+use super::under_way::ClaimedMessage;
 use super::{CRASHES_MAX, Engine, Sharing};
-use crate::key_order::{Admission, Handle, OrderedKey};
+use crate::key_order::{Admission, MessageHandle, OrderedKey};
 use crate::message::{Event, Outcome, Pointer, Publication};
 use crate::open_transactions::OpenTransactions;
 use crate::settle::{Disposition, Rules};
@@ -16,7 +16,7 @@ impl Engine {
         batch: Batch,
         rules: &Rules,
         open_transactions: &OpenTransactions,
-        make: &mut impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
+        make: &mut impl FnMut(MessageHandle, &Pointer, &Event) -> Result<Publication, String>,
     ) {
         for claimed in batch.rows {
             let seq = claimed.pointer.seq;
@@ -52,8 +52,8 @@ impl Engine {
         &mut self,
         claimed: Claimed,
         rules: &Rules,
-        make: &mut impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
-    ) -> Handle {
+        make: &mut impl FnMut(MessageHandle, &Pointer, &Event) -> Result<Publication, String>,
+    ) -> MessageHandle {
         let handle = self.next_handle;
         self.next_handle += 1;
         self.progress.claimed(handle);
@@ -74,7 +74,7 @@ impl Engine {
                 .map_err(unsendable),
             Err(outcome) => Err(outcome),
         };
-        let message = Message {
+        let message = ClaimedMessage {
             row_id,
             pointer,
             body_bytes: publication.as_ref().map_or(0, |publication| publication.body.len()),
@@ -86,7 +86,7 @@ impl Engine {
     }
 
     /// Makes messages ready that may be published now. A message that cannot be sent ends here.
-    pub(super) fn go(&mut self, handles: impl IntoIterator<Item = Handle>, rules: &Rules) {
+    pub(super) fn go(&mut self, handles: impl IntoIterator<Item = MessageHandle>, rules: &Rules) {
         for handle in handles {
             let Some(message) = self.messages.get(&handle) else {
                 continue;

@@ -1,14 +1,14 @@
 //! Outcomes that other messages wait for, and when a message was last handed over or answered. Used by the engine on
 //! the worker's main thread.
 
-use crate::key_order::Handle;
+use crate::key_order::MessageHandle;
 use std::collections::HashSet;
 
 /// The outcomes that are expected from the publisher.
 #[derive(Default)]
 pub(super) struct Answers {
     /// Messages with the publisher whose outcomes other messages wait for.
-    awaited: HashSet<Handle>,
+    awaited: HashSet<MessageHandle>,
     /// Whether a message was handed over or answered since `moved_ms` was last called.
     moved: bool,
     /// When `moved_ms` last found that a message was handed over or answered, in ms.
@@ -16,7 +16,7 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    pub fn await_those(&mut self, handles: impl IntoIterator<Item = Handle>) {
+    pub fn await_those(&mut self, handles: impl IntoIterator<Item = MessageHandle>) {
         self.awaited.extend(handles);
     }
 
@@ -25,7 +25,7 @@ impl Answers {
     }
 
     /// The message has its outcome, or its outcome no longer matters.
-    pub fn on_end(&mut self, handle: Handle) {
+    pub fn on_end(&mut self, handle: MessageHandle) {
         self.moved = true;
         self.awaited.remove(&handle);
     }

@@ -10,7 +10,7 @@
 //! They are given back while the destination rests, so that they can expire and be discarded.
 
 use super::{CRASHES_ALONE, Engine};
-use crate::key_order::Handle;
+use crate::key_order::MessageHandle;
 use crate::message::Outcome;
 use crate::partition::Partition;
 use crate::settle::{self, Rules};
@@ -18,7 +18,7 @@ use crate::settle::{self, Rules};
 impl Engine {
     /// Whether this message, which may be sent now, is to be set aside. Not if a later message of its key could then
     /// overtake it, if a request or another worker waits for its end, or if another crash could make it a dead letter.
-    pub(super) fn lets_others_go_first(&self, handle: Handle) -> bool {
+    pub(super) fn lets_others_go_first(&self, handle: MessageHandle) -> bool {
         if !self.suspects.in_doubt() {
             return false;
         }
@@ -37,7 +37,7 @@ impl Engine {
     }
 
     /// Sets a message aside. If too many are, the one that failed last is put off instead.
-    pub(super) fn set_aside(&mut self, handle: Handle, rules: &Rules) {
+    pub(super) fn set_aside(&mut self, handle: MessageHandle, rules: &Rules) {
         self.aside.push(handle);
         let bytes: usize = (self.aside.iter().filter_map(|handle| self.messages.get(handle)))
             .map(|message| message.body_bytes)
@@ -54,7 +54,7 @@ impl Engine {
         }
     }
 
-    fn failed_at(&self, handle: Handle) -> Option<u64> {
+    fn failed_at(&self, handle: MessageHandle) -> Option<u64> {
         self.suspects.failed_at(&self.messages.get(&handle)?.pointer)
     }
 
@@ -83,7 +83,7 @@ impl Engine {
     /// Makes the messages ready that are set aside and whose partition is in `scope`.
     pub(super) fn send_aside(&mut self, scope: impl Fn(Partition) -> bool) {
         let messages = &self.messages;
-        let is_in = |handle: &mut Handle| messages.get(handle).is_some_and(|m| scope(m.pointer.partition));
+        let is_in = |handle: &mut MessageHandle| messages.get(handle).is_some_and(|m| scope(m.pointer.partition));
         self.ready.extend(self.aside.extract_if(.., is_in));
     }
 }

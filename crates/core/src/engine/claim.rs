@@ -23,10 +23,10 @@ use super::cursors::{END, START};
 use super::due::DUE_EVERY_MS;
 use super::ports::{Memory, StatementTimeout, Tables};
 use super::rows::{Claimed, Held, Lane, claimable};
-use super::under_way::Message;
+use super::under_way::ClaimedMessage;
 use super::{Engine, Sharing};
 use crate::budget;
-use crate::key_order::{Found, Handle};
+use crate::key_order::{BlockedKey, MessageHandle};
 use crate::message::{Event, Pointer, Publication};
 use crate::open_transactions::{OpenTransaction, OpenTransactions};
 use crate::partition::Partition;
@@ -70,7 +70,7 @@ impl Engine {
         now_ms: u64,
         limit: u32,
         rules: &Rules,
-        make: impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
+        make: impl FnMut(MessageHandle, &Pointer, &Event) -> Result<Publication, String>,
     ) -> Result<ClaimResult<T::Error>, T::Error> {
         let result = self.claim_rows(tables, memory, now_ms, limit, rules, make)?;
         self.take_turn();
@@ -84,7 +84,7 @@ impl Engine {
         now_ms: u64,
         limit: u32,
         rules: &Rules,
-        mut make: impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
+        mut make: impl FnMut(MessageHandle, &Pointer, &Event) -> Result<Publication, String>,
     ) -> Result<ClaimResult<T::Error>, T::Error> {
         self.claims += 1;
         let mut result = ClaimResult::default();
@@ -95,10 +95,10 @@ impl Engine {
             self.full = true; // claim again at once, after the settle
             return Ok(result);
         }
-        let (room, limit) = (limit, self.appetite.of(limit));
+        let (room, limit) = (limit, self.row_limit.of(limit));
         if self.sharing == Sharing::RowClaims {
             let batch = tables.claim_unleased(&self.destination, limit)?;
-            self.appetite.record(&batch);
+            self.row_limit.record(&batch);
             self.full = batch.rows.len() as u32 >= limit || batch.cut;
             result.messages = batch.rows.len();
             for claimed in batch.rows {
@@ -142,7 +142,7 @@ impl Engine {
             [] => Batch::default(),
             lanes => self.claim_lanes(tables, lanes, now_ms, &mut result)?, // (b)
         };
-        self.appetite.record(&batch);
+        self.row_limit.record(&batch);
         self.advance_cursors(&lanes, &batch);
         batch.rows = self.recognise(batch.rows);
         let left = room.saturating_sub(batch.rows.len() as u32);
@@ -259,7 +259,7 @@ impl Engine {
         if self.key_order.parked() == 0 {
             return false;
         }
-        let of = |message: &Message| message.body_bytes;
+        let of = |message: &ClaimedMessage| message.body_bytes;
         let ready: usize = self.ready.iter().filter_map(|h| self.messages.get(h)).map(of).sum();
         let all: usize = self.messages.values().map(of).sum();
         all.saturating_sub(ready + self.with_publisher.bytes) > self.bounds.bytes
@@ -325,7 +325,7 @@ impl Engine {
 
     /// Takes over the blockers `found` in the tables. Returns whether a known blocker may be on its way back to
     /// `outbox` or gone, so that the tables must be read again. A blocker that is on its way still blocks its lane.
-    fn find_blockers(&mut self, found: &[Found], scope: &HashSet<Partition>, rules: &Rules) -> bool {
+    fn find_blockers(&mut self, found: &[BlockedKey], scope: &HashSet<Partition>, rules: &Rules) -> bool {
         if rules.ordering != Ordering::Partition {
             self.lanes.free_all();
             return false;
@@ -373,7 +373,7 @@ impl Engine {
         open_transactions: &OpenTransactions,
         mut room: u32,
         rules: &Rules,
-        make: &mut impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
+        make: &mut impl FnMut(MessageHandle, &Pointer, &Event) -> Result<Publication, String>,
     ) -> Result<(), T::Error> {
         let draining = self.key_order.draining();
         self.drains = false;
@@ -400,13 +400,13 @@ impl Engine {
                 true => END,
                 false => self.cursor(key.partition).min(self.progress.read_limit),
             };
-            let rows = self.appetite.of(self.bounds.drain_rows.min(room));
+            let rows = self.row_limit.of(self.bounds.drain_rows.min(room));
             if rows == 0 {
                 self.drains = true;
                 break;
             }
             let (batch, more) = tables.claim_waiting(key, *epoch, read_limit, rows)?;
-            self.appetite.record(&batch);
+            self.row_limit.record(&batch);
             bytes += batch.body_bytes();
             room = room.saturating_sub(batch.rows.len() as u32);
             let full = batch.cut || batch.rows.len() as u32 >= rows;

@@ -2,7 +2,7 @@
 //! worker's main thread in each pass.
 
 use super::Engine;
-use crate::key_order::Handle;
+use crate::key_order::MessageHandle;
 use crate::message::Outcome;
 use crate::settle::Rules;
 
@@ -13,14 +13,14 @@ impl Engine {
             return;
         }
         self.may_expire = !self.messages.is_empty();
-        let is_over = |handle: &Handle| {
+        let is_over = |handle: &MessageHandle| {
             let expires_at_us = self
                 .messages
                 .get(handle)
                 .and_then(|message| message.pointer.expires_at_us);
             expires_at_us.is_some_and(|at_us| at_us <= now_us)
         };
-        let over: Vec<Handle> = self.ready.iter().copied().filter(is_over).collect();
+        let over: Vec<MessageHandle> = self.ready.iter().copied().filter(is_over).collect();
         if over.is_empty() {
             return;
         }

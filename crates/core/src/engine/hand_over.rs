@@ -2,7 +2,7 @@
 //! crashed with, or that may make the destination fail, goes alone. Called by the worker's main thread in each pass.
 
 use super::{CRASHES_ALONE, Engine};
-use crate::key_order::Handle;
+use crate::key_order::MessageHandle;
 use crate::message::Publication;
 
 impl Engine {
@@ -35,7 +35,7 @@ impl Engine {
         }
         self.answers.handed_over();
         let awaited = batch.iter().map(|publication| publication.handle);
-        let awaited: Vec<Handle> = awaited.filter(|handle| self.is_awaited(*handle)).collect();
+        let awaited: Vec<MessageHandle> = awaited.filter(|handle| self.is_awaited(*handle)).collect();
         self.answers.await_those(awaited);
         for refused in publish(batch).into_iter().rev() {
             let handle = refused.handle;

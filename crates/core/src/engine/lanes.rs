@@ -7,7 +7,7 @@
 //! partitions or of the owner the worker only has to read them again.
 
 use super::cursors::END;
-use crate::key_order::Found;
+use crate::key_order::BlockedKey;
 use crate::partition::Partition;
 use crate::settle::{Blocks, Disposition, Ordering, Rules};
 use std::collections::{BTreeSet, HashMap};
@@ -71,7 +71,7 @@ impl Lanes {
     /// on its way back to `outbox` or gone, so the caller must read the tables again.
     pub fn find_blockers(
         &mut self,
-        found: &[Found],
+        found: &[BlockedKey],
         scope: impl Fn(Partition) -> bool,
         is_tried: impl Fn(Partition, i64) -> bool,
         is_unread: impl Fn(Partition, i64) -> bool,

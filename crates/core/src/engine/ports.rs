@@ -3,7 +3,7 @@
 
 use super::batch::Batch;
 use super::rows::{Held, Lane, Settlement};
-use crate::key_order::{Found, OrderedKey};
+use crate::key_order::{BlockedKey, OrderedKey};
 use crate::open_transactions::OpenTransaction;
 use crate::partition::Partition;
 use crate::settle::Blocks;
@@ -53,7 +53,7 @@ pub trait Tables {
         limit: u32,
     ) -> Result<(Batch, bool), Self::Error>;
     /// The keys, of all destinations, that are blocked or have messages waiting in `outbox_waiting`.
-    fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<Found>, Self::Error>;
+    fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<BlockedKey>, Self::Error>;
     /// Moves due messages of these leases, of all destinations, from `outbox_waiting` back to `outbox`; None = of all
     /// partitions.
     fn bring_due(&self, leases: Option<&[Held]>) -> Result<DueMessages, Self::Error>;

@@ -2,7 +2,7 @@
 //! it claimed. Written and read by the engine on the worker's main thread.
 
 use super::cursors::END;
-use crate::key_order::Handle;
+use crate::key_order::MessageHandle;
 use crate::settle::Disposition;
 
 /// What a session requests from the workers.
@@ -24,18 +24,18 @@ pub struct Tally {
 }
 
 /// The state of the current request.
-pub(super) struct Progress {
+pub(super) struct RequestProgress {
     pub request: Option<Request>,
     /// Messages with a higher seq are not claimed; END = no limit.
     pub read_limit: i64,
     /// The first handle that counts for the request.
-    pub from: Handle,
+    pub from: MessageHandle,
     /// The first handle that no longer counts for the request; None while the request still claims.
-    pub until: Option<Handle>,
+    pub until: Option<MessageHandle>,
     pub tally: Tally,
 }
 
-impl Default for Progress {
+impl Default for RequestProgress {
     fn default() -> Self {
         Self {
             request: None,
@@ -47,21 +47,21 @@ impl Default for Progress {
     }
 }
 
-impl Progress {
+impl RequestProgress {
     /// Whether there is neither a request nor a read limit.
     pub fn is_unbounded(&self) -> bool {
         self.request.is_none() && self.read_limit == END
     }
 
-    fn counts(&self, handle: Handle) -> bool {
+    fn counts(&self, handle: MessageHandle) -> bool {
         self.request.is_some() && handle >= self.from && self.until.is_none_or(|until| handle < until)
     }
 
-    pub fn claimed(&mut self, handle: Handle) {
+    pub fn claimed(&mut self, handle: MessageHandle) {
         self.tally.claimed += u64::from(self.counts(handle));
     }
 
-    pub fn on_end(&mut self, handle: Handle, disposition: &Disposition) {
+    pub fn on_end(&mut self, handle: MessageHandle, disposition: &Disposition) {
         if !self.counts(handle) {
             return;
         }

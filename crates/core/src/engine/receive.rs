@@ -28,7 +28,7 @@ use super::cursors::END;
 use super::ports::{Memory, SlotId};
 use super::rows::Claimed;
 use super::{Engine, Sharing};
-use crate::key_order::Handle;
+use crate::key_order::MessageHandle;
 use crate::message::{Event, Pointer, Publication};
 use crate::open_transactions::{OpenTransaction, OpenTransactions};
 use crate::partition::Partition;
@@ -47,7 +47,7 @@ impl Engine {
         now_ms: u64,
         limit: usize,
         rules: &Rules,
-        mut make: impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
+        mut make: impl FnMut(MessageHandle, &Pointer, &Event) -> Result<Publication, String>,
     ) -> usize {
         arrived.sort_unstable_by_key(|(_, claimed)| claimed.pointer.seq);
         let open_transactions = OpenTransactions {
@@ -109,7 +109,7 @@ impl Engine {
         if self.fast_in_flight.is_empty() {
             return rows;
         }
-        let under_way: HashMap<(Partition, i64), Handle> = (self.messages.iter())
+        let under_way: HashMap<(Partition, i64), MessageHandle> = (self.messages.iter())
             .map(|(handle, message)| ((message.pointer.partition, message.pointer.seq), *handle))
             .collect();
         let mut new = Vec::with_capacity(rows.len());

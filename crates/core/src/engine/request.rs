@@ -1,24 +1,24 @@
 //! The request of a session, from its start to its end. Called by the worker's main thread around [`Engine::claim`].
 
 use super::cursors::END;
-use super::progress::{Progress, Request, Tally};
+use super::progress::{Request, RequestProgress, Tally};
 use super::{Engine, Sharing};
-use crate::key_order::Handle;
+use crate::key_order::MessageHandle;
 
 impl Engine {
     /// Starts a request: messages claimed from now on count for it.
     pub fn begin_request(&mut self, request: Request) {
-        self.progress = Progress {
+        self.progress = RequestProgress {
             request: Some(request),
             from: self.next_handle,
-            ..Progress::default()
+            ..RequestProgress::default()
         };
         self.send_aside(|_| true); // the request waits for them
     }
 
     /// Drops the request and its read limit.
     pub fn end_request(&mut self) {
-        self.progress = Progress::default();
+        self.progress = RequestProgress::default();
     }
 
     /// Sets the seq above which nothing is claimed from now on; None = no limit.
@@ -55,7 +55,7 @@ impl Engine {
     /// Whether a message of the request, or one claimed before it, has not ended and is not parked. A parked message
     /// does not count, because the engine cannot know how long it waits.
     pub fn is_under_way(&self) -> bool {
-        let until = self.progress.until.unwrap_or(Handle::MAX);
+        let until = self.progress.until.unwrap_or(MessageHandle::MAX);
         self.messages.iter().any(|(handle, message)| {
             let is_parked = message.ordered && !self.key_order.is_sent(*handle);
             *handle < until && !is_parked

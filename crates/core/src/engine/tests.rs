@@ -4,7 +4,7 @@
 use super::cursors::{END, START};
 use super::due::DUE_EVERY_MS;
 use super::*;
-use crate::key_order::{Found, OrderedKey};
+use crate::key_order::{BlockedKey, OrderedKey};
 use crate::message::{Event, Properties, Publication, Text};
 use crate::open_transactions::OpenTransaction;
 use crate::settle::{Ordering, RetryPolicy};
@@ -101,10 +101,10 @@ impl Tables for RefCell<Script> {
         })
     }
 
-    fn blocked_keys(&self, _: &[Partition]) -> Result<Vec<Found>, Infallible> {
+    fn blocked_keys(&self, _: &[Partition]) -> Result<Vec<BlockedKey>, Infallible> {
         let mut script = self.borrow_mut();
         script.blocked_keys_read += 1;
-        let found = script.blocker.map(|blocker| Found {
+        let found = script.blocker.map(|blocker| BlockedKey {
             key: OrderedKey::of(&batch(&[blocker]).rows[0].pointer, Ordering::Key).unwrap(),
             blocker: Some(blocker),
             followers: true,
@@ -217,7 +217,7 @@ where
     (settled, more)
 }
 
-pub(super) fn publication(handle: Handle, pointer: &Pointer) -> Publication {
+pub(super) fn publication(handle: MessageHandle, pointer: &Pointer) -> Publication {
     Publication {
         handle,
         exchange: "".into(),
@@ -240,7 +240,7 @@ pub(super) fn claimed(seqs: &[i64], broken: i64) -> Engine {
 }
 
 /// Hands over up to `room` messages; returns the handle and the seq of each.
-pub(super) fn hand_over(engine: &mut Engine, room: usize) -> Vec<(Handle, i64)> {
+pub(super) fn hand_over(engine: &mut Engine, room: usize) -> Vec<(MessageHandle, i64)> {
     let mut sent = Vec::new();
     engine.hand_over(|mut publications| {
         let refused = publications.split_off(room.min(publications.len()));
@@ -250,7 +250,7 @@ pub(super) fn hand_over(engine: &mut Engine, room: usize) -> Vec<(Handle, i64)> 
     sent
 }
 
-pub(super) fn seqs(sent: &[(Handle, i64)]) -> Vec<i64> {
+pub(super) fn seqs(sent: &[(MessageHandle, i64)]) -> Vec<i64> {
     sent.iter().map(|(_, seq)| *seq).collect()
 }
 

@@ -4,7 +4,7 @@ use super::rows::RowId;
 use crate::message::{Outcome, Pointer, Publication};
 
 /// A message of the engine, from its claim until its disposition is decided.
-pub(super) struct Message {
+pub(super) struct ClaimedMessage {
     pub row_id: RowId,
     pub pointer: Pointer,
     /// What is sent, or the outcome of a message that cannot be sent; None once it is handed over.
@@ -24,12 +24,12 @@ pub(super) struct WithPublisher {
 }
 
 impl WithPublisher {
-    pub fn more(&mut self, message: &Message) {
+    pub fn more(&mut self, message: &ClaimedMessage) {
         self.count += 1;
         self.bytes += message.body_bytes;
     }
 
-    pub fn less(&mut self, message: Option<&Message>) {
+    pub fn less(&mut self, message: Option<&ClaimedMessage>) {
         self.count = self.count.saturating_sub(1);
         self.bytes = self
             .bytes

@@ -8,7 +8,7 @@
 
 use super::Engine;
 use super::settling::SETTLE_AFTER_MS;
-use crate::key_order::Handle;
+use crate::key_order::MessageHandle;
 
 /// The number of waiting confirms that wakes a worker which waits for none of them.
 const MANY: usize = 64;
@@ -75,7 +75,7 @@ impl Engine {
 
     /// Whether other messages wait for the outcome of this message, which is about to be sent. They do if no other
     /// message of its key or partition may go before it, or if nothing is claimed beside it.
-    pub(super) fn is_awaited(&self, handle: Handle) -> bool {
+    pub(super) fn is_awaited(&self, handle: MessageHandle) -> bool {
         let Some(message) = self.messages.get(&handle) else {
             return false;
         };

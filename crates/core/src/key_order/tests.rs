@@ -19,10 +19,10 @@ fn k() -> OrderedKey {
 
 /// The handle of a message is its seq here.
 fn admit(keys: &mut KeyOrder, seq: i64) -> Admission {
-    keys.admit(seq as Handle, k(), seq, false)
+    keys.admit(seq as MessageHandle, k(), seq, false)
 }
 
-fn by_outcome(_: Handle, outcome: &Outcome) -> Disposition {
+fn by_outcome(_: MessageHandle, outcome: &Outcome) -> Disposition {
     match outcome {
         Outcome::Confirmed => Disposition::Publish,
         Outcome::Nacked => retry(),
@@ -31,8 +31,8 @@ fn by_outcome(_: Handle, outcome: &Outcome) -> Disposition {
     }
 }
 
-fn on_outcome(keys: &mut KeyOrder, seq: i64, outcome: &Outcome) -> Vec<(Handle, Disposition)> {
-    keys.on_outcome(seq as Handle, outcome, true, by_outcome)
+fn on_outcome(keys: &mut KeyOrder, seq: i64, outcome: &Outcome) -> Vec<(MessageHandle, Disposition)> {
+    keys.on_outcome(seq as MessageHandle, outcome, true, by_outcome)
 }
 
 fn retry() -> Disposition {
@@ -62,8 +62,8 @@ fn refused() -> Outcome {
     Outcome::Refused { reason }
 }
 
-fn found(blocker: Option<i64>, followers: bool) -> Found {
-    Found {
+fn found(blocker: Option<i64>, followers: bool) -> BlockedKey {
+    BlockedKey {
         key: k(),
         blocker,
         followers,
@@ -76,7 +76,7 @@ fn blocked(blocker: i64) -> KeyOrder {
     assert_eq!(admit(&mut keys, blocker), Admission::Go);
     assert_eq!(
         on_outcome(&mut keys, blocker, &Outcome::Nacked),
-        [(blocker as Handle, retry())]
+        [(blocker as MessageHandle, retry())]
     );
     keys
 }
@@ -89,11 +89,11 @@ fn draining() -> KeyOrder {
     keys
 }
 
-fn rows(seqs: &[i64]) -> Vec<(Handle, i64)> {
-    seqs.iter().map(|seq| (*seq as Handle, *seq)).collect()
+fn rows(seqs: &[i64]) -> Vec<(MessageHandle, i64)> {
+    seqs.iter().map(|seq| (*seq as MessageHandle, *seq)).collect()
 }
 
-fn drained(keys: &mut KeyOrder, seqs: &[i64], full: bool, more: bool) -> Vec<Handle> {
+fn drained(keys: &mut KeyOrder, seqs: &[i64], full: bool, more: bool) -> Vec<MessageHandle> {
     keys.drained(&k(), &rows(seqs), full, more, |_| true)
 }
 
@@ -115,7 +115,7 @@ fn messages_of_a_key_go_at_once_and_a_confirmed_one_ends_only_when_all_before_it
 fn keys_without_messages_in_flight_take_no_memory() {
     let mut keys = KeyOrder::default();
     for seq in 1..=100 {
-        keys.admit(seq as Handle, key(&seq.to_string()), seq, false);
+        keys.admit(seq as MessageHandle, key(&seq.to_string()), seq, false);
     }
     assert_eq!(keys.keys(), 100);
     for seq in 1..=100 {
@@ -286,7 +286,7 @@ fn the_key_that_has_waited_longest_goes_first() {
 fn the_key_with_the_most_parked_messages_is_evicted_and_fetched_again_later() {
     let mut keys = KeyOrder::default();
     keys.admit(1, key("few"), 1, true);
-    (2..=4).for_each(|seq| _ = keys.admit(seq as Handle, k(), seq, true));
+    (2..=4).for_each(|seq| _ = keys.admit(seq as MessageHandle, k(), seq, true));
     assert_eq!(keys.evict(), [2, 3, 4]);
     assert_eq!(keys.parked(), 1);
     assert_eq!(keys.draining(), [k()]);
@@ -297,7 +297,7 @@ fn the_key_with_the_most_parked_messages_is_evicted_and_fetched_again_later() {
 #[test]
 fn parked_messages_of_a_leaving_partition_are_given_up() {
     let mut keys = KeyOrder::default();
-    (1..=2).for_each(|seq| _ = keys.admit(seq as Handle, k(), seq, true));
+    (1..=2).for_each(|seq| _ = keys.admit(seq as MessageHandle, k(), seq, true));
     assert!(keys.give_up_parked(|_| false).is_empty());
     assert_eq!(
         keys.give_up_parked(|partition| i64::from(partition.index()) == P),
@@ -414,7 +414,7 @@ fn after_the_connection_is_lost_a_blocked_key_stays_blocked() {
 /// All claimed messages in a plain list.
 #[derive(Default)]
 struct Naive {
-    claimed: BTreeMap<Handle, (OrderedKey, i64, Stage)>,
+    claimed: BTreeMap<MessageHandle, (OrderedKey, i64, Stage)>,
     next: i64,
 }
 
@@ -426,7 +426,7 @@ enum Stage {
 }
 
 impl Naive {
-    fn go(&mut self, handles: &[Handle]) {
+    fn go(&mut self, handles: &[MessageHandle]) {
         for handle in handles {
             let (key, seq, stage) = self.claimed.get_mut(handle).expect("claimed");
             assert_eq!(*stage, Stage::Parked, "{handle} is sent twice");
@@ -437,7 +437,7 @@ impl Naive {
         }
     }
 
-    fn end(&mut self, handles: impl IntoIterator<Item = Handle>) {
+    fn end(&mut self, handles: impl IntoIterator<Item = MessageHandle>) {
         for handle in handles {
             assert!(self.claimed.remove(&handle).is_some(), "{handle} ends twice");
         }
@@ -450,7 +450,7 @@ impl Naive {
             .count()
     }
 
-    fn sent(&self, nth: usize) -> Option<Handle> {
+    fn sent(&self, nth: usize) -> Option<MessageHandle> {
         let mut sent = self.claimed.iter().filter(|(_, (_, _, stage))| *stage == Stage::Sent);
         let count = sent.clone().count();
         sent.nth(nth % count.max(1)).map(|(handle, _)| *handle)
@@ -492,7 +492,7 @@ fn apply(operation: &Operation, keys: &mut KeyOrder, naive: &mut Naive) {
     match operation {
         Operation::Admit { key: name, held } => {
             naive.next += 1;
-            let (seq, handle) = (naive.next, naive.next as Handle);
+            let (seq, handle) = (naive.next, naive.next as MessageHandle);
             let key = key(&name.to_string());
             let stage = match keys.admit(handle, key.clone(), seq, *held) {
                 Admission::Go => Stage::Sent,
@@ -519,7 +519,8 @@ fn apply(operation: &Operation, keys: &mut KeyOrder, naive: &mut Naive) {
                 assert_ne!(*stage, Stage::Sent, "{seq} ends without an outcome");
                 if *disposition == Disposition::Publish {
                     let before = naive.claimed.values().find(|(k, s, _)| k == key && s < seq);
-                    let early = before.is_some_and(|(_, s, _)| !ended.iter().any(|(ended, _)| *ended == *s as Handle));
+                    let early =
+                        before.is_some_and(|(_, s, _)| !ended.iter().any(|(ended, _)| *ended == *s as MessageHandle));
                     assert!(!early, "{seq} is published before {before:?}");
                 }
             }
@@ -542,8 +543,8 @@ fn apply(operation: &Operation, keys: &mut KeyOrder, naive: &mut Naive) {
                     naive.next += 1;
                     naive
                         .claimed
-                        .insert(naive.next as Handle, (key.clone(), naive.next, Stage::Parked));
-                    fetched.push((naive.next as Handle, naive.next));
+                        .insert(naive.next as MessageHandle, (key.clone(), naive.next, Stage::Parked));
+                    fetched.push((naive.next as MessageHandle, naive.next));
                 }
                 naive.go(&keys.drained(&key, &fetched, *full, *more, |_| true));
             }
@@ -552,7 +553,7 @@ fn apply(operation: &Operation, keys: &mut KeyOrder, naive: &mut Naive) {
         Operation::GiveUp => naive.end(keys.give_up_parked(|_| true)),
         Operation::Rebuild { blocked, read_past } => {
             let found = found(Some(naive.next), true);
-            let found = Found {
+            let found = BlockedKey {
                 key: key(&blocked.to_string()),
                 ..found
             };

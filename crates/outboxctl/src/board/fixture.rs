@@ -5,14 +5,14 @@ use super::state::{BoardState, OpenedMessage};
 use crate::progress::pass::{PassReport, PassSum};
 use crate::progress::{DestinationFacts, LogLine, OwnWorker, WorkerFacts, WorkerIdentity};
 use crate::queries::model::{
-    Destination, ErrorGroup, Message, Minute, Now, Partition, Passes, Problem, Snapshot, Status, Worker,
+    DestinationRow, ErrorGroup, Message, Minute, Now, PartitionRow, Passes, Problem, Snapshot, Status, WorkerRow,
 };
 use crate::queries::state::{DestinationState, MessageStatus};
 use crate::screen::trial::{HOSTILE, samples};
 use outbox_core::engine::Sharing;
 use outbox_core::settle::Ended;
 use outbox_transport::DownReason;
-use outbox_worker::{Reason, State as WorkerState, Status as WorkerStatus};
+use outbox_worker::{ConnectionStatus as WorkerStatus, State as WorkerState, StatusReason};
 use std::time::{Duration, Instant};
 
 /// The error of a worker if RabbitMQ returns a message.
@@ -87,8 +87,8 @@ fn minutes() -> Vec<Minute> {
     (0..61).map(minute).collect()
 }
 
-fn partitions() -> Vec<Partition> {
-    let partition = |i: i64| Partition {
+fn partitions() -> Vec<PartitionRow> {
+    let partition = |i: i64| PartitionRow {
         label: format!("p{i:02}"),
         owner: (i != 15).then(|| format!("server-{}", i % 2 + 1)),
         ttl_s: (i != 15).then_some(11.0),
@@ -99,8 +99,8 @@ fn partitions() -> Vec<Partition> {
     (0..16).map(partition).collect()
 }
 
-fn workers() -> Vec<Worker> {
-    let worker = |n: i32, state: WorkerState, is_alive: bool| Worker {
+fn workers() -> Vec<WorkerRow> {
+    let worker = |n: i32, state: WorkerState, is_alive: bool| WorkerRow {
         id: format!("server-{n}"),
         pid: is_alive.then_some(4_000 + n),
         state: state.into(),
@@ -108,11 +108,11 @@ fn workers() -> Vec<Worker> {
         heartbeat_s: if is_alive { 9.0 + f64::from(n) * 4.0 } else { -12.0 },
         partitions: if is_alive { 9 - i64::from(n) } else { 0 },
         age_s: 86_400.0 * 3.0,
-        ..Worker::default()
+        ..WorkerRow::default()
     };
     vec![
         worker(1, WorkerState::Connected, true),
-        Worker {
+        WorkerRow {
             reason: Some("unreachable".into()),
             detail: Some("audit: connection refused".into()),
             ..worker(2, WorkerState::Down, true)
@@ -137,8 +137,8 @@ fn passes(worker_id: &str, count: i64, mean_ms: f64) -> Passes {
     }
 }
 
-fn destinations() -> Vec<Destination> {
-    let destination = |name: &str, state: WorkerState| Destination {
+fn destinations() -> Vec<DestinationRow> {
+    let destination = |name: &str, state: WorkerState| DestinationRow {
         name: name.into(),
         described_by: Some("outbox_amqp".into()),
         state: DestinationState::Reported(state).into(),
@@ -153,10 +153,10 @@ fn destinations() -> Vec<Destination> {
         p50_ms: Some(1.2),
         p95_ms: Some(6.4),
         p99_ms: Some(21.0),
-        ..Destination::default()
+        ..DestinationRow::default()
     };
     vec![
-        Destination {
+        DestinationRow {
             reason: Some("unreachable".into()),
             detail: Some("connection refused".into()),
             oldest_s: Some(93.0),
@@ -281,7 +281,7 @@ pub fn worker() -> (OwnWorker, Instant) {
         DestinationFacts {
             status: WorkerStatus {
                 state: WorkerState::Down,
-                reason: Some(Reason::Down(DownReason::Unreachable)),
+                reason: Some(StatusReason::Down(DownReason::Unreachable)),
                 detail: Some("audit.internal:5671: connection refused".into()),
                 remedy: None,
             },

@@ -9,7 +9,7 @@ use crate::screen::text::{self, age, count, known, ms, short};
 use crate::screen::theme;
 use outbox_core::engine::{Bounds, Sharing};
 use outbox_core::words::Word;
-use outbox_worker::Reason;
+use outbox_worker::StatusReason;
 use ratatui::text::Line;
 use std::time::Instant;
 
@@ -110,7 +110,7 @@ fn sums(own: &OwnWorker, now: Instant) -> [String; 4] {
 
 /// The connection of this worker to a destination.
 pub fn destination(row: &DestinationFacts, now: Instant) -> ListRow {
-    let words = [row.status.reason.map(Reason::name), row.status.detail.as_deref()];
+    let words = [row.status.reason.map(StatusReason::name), row.status.detail.as_deref()];
     let why = words.into_iter().flatten().collect::<Vec<_>>().join(": ");
     let state = row.status.state;
     ListRow {

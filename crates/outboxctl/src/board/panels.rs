@@ -5,7 +5,7 @@ use super::own;
 use super::panel::{Panel, facts, total};
 use super::rows::Owners;
 use super::state::{BoardState, Pane};
-use crate::queries::model::{Minute, Partition, Passes, Problem, Snapshot, Status};
+use crate::queries::model::{Minute, PartitionRow, Passes, Problem, Snapshot, Status};
 use crate::screen::text::{self, age, count, known, ms, rate};
 use crate::screen::theme;
 use ratatui::layout::Constraint;
@@ -235,7 +235,7 @@ fn map(state: &BoardState, panel: Panel, rows: &[list::ListRow], width: usize) -
     });
     let owners = Owners::of(&state.shown);
     let partitions = state.shown.partitions.as_deref().unwrap_or_default();
-    let having = |is: &dyn Fn(&&Partition) -> bool| partitions.iter().filter(is).count();
+    let having = |is: &dyn Fn(&&PartitionRow) -> bool| partitions.iter().filter(is).count();
     let owned = owners.0.iter().map(|id| {
         let (letter, style) = owners.letter(id);
         (

@@ -3,7 +3,7 @@
 use super::list::{ListRow, RowField, chosen};
 use super::own;
 use super::state::{BoardState, Pane, PaneState};
-use crate::queries::model::{Destination, ErrorGroup, Message, Part, Partition, Passes, Snapshot, Worker};
+use crate::queries::model::{DestinationRow, ErrorGroup, Message, Part, PartitionRow, Passes, Snapshot, WorkerRow};
 use crate::queries::state::DestinationState;
 use crate::screen::text::{age, count, known, ms, rate};
 use crate::screen::theme;
@@ -84,7 +84,7 @@ impl Owners {
 }
 
 /// The first two fields are its cell on the map of partitions.
-fn partition(row: &Partition, owners: &Owners) -> ListRow {
+fn partition(row: &PartitionRow, owners: &Owners) -> ListRow {
     let (letter, style) = match &row.owner {
         Some(owner) => owners.letter(owner),
         None => ("-".to_owned(), theme::BAD),
@@ -113,7 +113,7 @@ fn partition(row: &Partition, owners: &Owners) -> ListRow {
     }
 }
 
-fn worker(row: &Worker, passes: Option<&Passes>, owners: &Owners) -> ListRow {
+fn worker(row: &WorkerRow, passes: Option<&Passes>, owners: &Owners) -> ListRow {
     let (letter, style) = owners.letter(&row.id);
     let (state, state_style) = match row.is_alive {
         true => (
@@ -173,7 +173,7 @@ fn worker(row: &Worker, passes: Option<&Passes>, owners: &Owners) -> ListRow {
     }
 }
 
-fn destination(row: &Destination) -> ListRow {
+fn destination(row: &DestinationRow) -> ListRow {
     let limit = row.pending.zip(row.max_pending);
     let is_full = limit.is_some_and(|(pending, max)| pending * 10 >= max * 9);
     ListRow {

@@ -1,12 +1,12 @@
 //! `outboxctl retry`, `discard` and `replay`: actions on messages. With criteria the program counts the messages first.
 //! On a terminal it asks for confirmation; a script passes --yes. It never changes more messages than it counted.
 
-use super::{Context, exit_code, text};
+use super::{CommandContext, exit_code, text};
 use crate::connect::Session;
 use crate::failure::{Code, Failure};
 use crate::format::{capitalised, counted};
 use crate::messages::When;
-use crate::messages::bulk::{Arguments, Choice, Criteria, Verb, run};
+use crate::messages::bulk::{Arguments, BulkCriteria, Choice, Verb, run};
 use crate::operation::{ActionVerb, OperatorAction};
 use crate::output;
 use crate::screen::text::harmless;
@@ -27,7 +27,7 @@ pub struct DeadArgs {
     #[arg(long)]
     destination: Option<String>,
     #[command(flatten)]
-    criteria: Criteria,
+    criteria: BulkCriteria,
     #[command(flatten)]
     limit: Limit,
     /// Only with an error LIKE this
@@ -50,7 +50,7 @@ pub struct DeadArgs {
 #[derive(Args)]
 pub struct ReplayArgs {
     #[command(flatten)]
-    criteria: Criteria,
+    criteria: BulkCriteria,
     #[command(flatten)]
     limit: Limit,
     /// Only events created since this time: a time, or an age (90s, 15m, 2h, 7d)
@@ -99,17 +99,17 @@ impl Limit {
 }
 
 /// Runs `retry` or `discard`, for seqs or by criteria.
-pub async fn dead(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCode, Failure> {
+pub async fn dead(context: &CommandContext, verb: Verb, args: &DeadArgs) -> Result<ExitCode, Failure> {
     if args.seqs.is_empty() {
         return by_criteria(context, verb, args).await;
     }
-    if args.criteria != Criteria::default() {
+    if args.criteria != BulkCriteria::default() {
         return Err(Failure::new(Code::Usage, "give either seqs or criteria, not both"));
     }
     by_seq(context, verb, args).await
 }
 
-async fn by_criteria(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCode, Failure> {
+async fn by_criteria(context: &CommandContext, verb: Verb, args: &DeadArgs) -> Result<ExitCode, Failure> {
     let choice = Choice {
         destination: args.destination.clone(),
         error_like: args.error_like.clone(),
@@ -123,7 +123,7 @@ async fn by_criteria(context: &Context, verb: Verb, args: &DeadArgs) -> Result<E
     act_on_counted(context, verb, ("dead letter", "dead letters"), choice, &args.consent).await
 }
 
-pub async fn replay(context: &Context, args: &ReplayArgs) -> Result<ExitCode, Failure> {
+pub async fn replay(context: &CommandContext, args: &ReplayArgs) -> Result<ExitCode, Failure> {
     let choice = Choice {
         since: args.since.clone(),
         until: args.until.clone(),
@@ -138,7 +138,7 @@ pub async fn replay(context: &Context, args: &ReplayArgs) -> Result<ExitCode, Fa
 
 /// Counts the messages, asks for confirmation, and acts on no more than were counted.
 async fn act_on_counted(
-    context: &Context,
+    context: &CommandContext,
     verb: Verb,
     nouns: (&str, &str),
     mut choice: Choice,
@@ -167,7 +167,14 @@ async fn act_on_counted(
     Ok(ExitCode::SUCCESS)
 }
 
-fn report(context: &Context, verb: Verb, matched: i64, done: i64, dry_run: bool, words: &str) -> Result<(), Failure> {
+fn report(
+    context: &CommandContext,
+    verb: Verb,
+    matched: i64,
+    done: i64,
+    dry_run: bool,
+    words: &str,
+) -> Result<(), Failure> {
     match context.json {
         true => {
             context.print_json(&json!({ "action": verb.name(), "matched": matched, "done": done, "dry_run": dry_run }))
@@ -215,7 +222,7 @@ const NOT_CONFIRMED: &str = "not confirmed; nothing is changed";
 
 // ---- by seq ---------------------------------------------------------------------------------------------------------
 
-async fn by_seq(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCode, Failure> {
+async fn by_seq(context: &CommandContext, verb: Verb, args: &DeadArgs) -> Result<ExitCode, Failure> {
     let session = context.actor().await?;
     let Consent { dry_run, reason, .. } = &args.consent;
     let mut found = Vec::new();

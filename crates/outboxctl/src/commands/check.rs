@@ -1,6 +1,6 @@
 //! `outboxctl check`: checks whether a destination can be used. Workers that are not connected to it try immediately.
 
-use super::{Context, cell, exit_code, text};
+use super::{CommandContext, cell, exit_code, text};
 use crate::failure::Failure;
 use crate::output::{self, Table};
 use crate::screen::theme;
@@ -16,7 +16,7 @@ pub struct CheckArgs {
     destination: String,
 }
 
-pub async fn run(context: &Context, args: &CheckArgs) -> Result<ExitCode, Failure> {
+pub async fn run(context: &CommandContext, args: &CheckArgs) -> Result<ExitCode, Failure> {
     let session = context.reader().await?;
     let sql = "select step, ok, detail from outbox_check($1::text)";
     let steps = session.rows(sql, &[&args.destination]).await?;

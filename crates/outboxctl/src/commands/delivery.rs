@@ -1,6 +1,6 @@
 //! `outboxctl pause`, `resume` and `relay`: stops and resumes delivery, and delivers by hand.
 
-use super::{Context, exit_code, text};
+use super::{CommandContext, exit_code, text};
 use crate::connect::Session;
 use crate::failure::Failure;
 use crate::format::{self, counted};
@@ -34,7 +34,7 @@ pub struct RelayArgs {
 }
 
 /// Runs `pause` or `resume`.
-pub async fn switch(context: &Context, verb: ActionVerb, args: &PauseArgs) -> Result<ExitCode, Failure> {
+pub async fn switch(context: &CommandContext, verb: ActionVerb, args: &PauseArgs) -> Result<ExitCode, Failure> {
     let session = context.actor().await?;
     let destination = args.destination.clone();
     let action = OperatorAction {
@@ -52,7 +52,7 @@ pub async fn switch(context: &Context, verb: ActionVerb, args: &PauseArgs) -> Re
     Ok(ExitCode::SUCCESS)
 }
 
-pub async fn relay(context: &Context, args: &RelayArgs) -> Result<ExitCode, Failure> {
+pub async fn relay(context: &CommandContext, args: &RelayArgs) -> Result<ExitCode, Failure> {
     let session = context.actor().await?;
     let began = session.rows("select clock_timestamp()::text as at", &[]).await?;
     let rows = session

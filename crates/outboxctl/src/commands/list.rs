@@ -1,6 +1,6 @@
 //! `outboxctl list`: messages by filter, one page at a time.
 
-use super::{Context, age, cell, number, text};
+use super::{CommandContext, age, cell, number, text};
 use crate::failure::Failure;
 use crate::messages::by_seq::{self, BySeq};
 use crate::output::{self, Table};
@@ -12,7 +12,7 @@ use ratatui::text::Span;
 use serde_json::Value;
 use std::process::ExitCode;
 
-pub async fn run(context: &Context, request: &BySeq) -> Result<ExitCode, Failure> {
+pub async fn run(context: &CommandContext, request: &BySeq) -> Result<ExitCode, Failure> {
     let session = context.reader().await?;
     if request.is_along_an_index() {
         session.client.batch_execute(IN_ORDER).await?;

@@ -1,6 +1,6 @@
 //! `outboxctl show`: all of one message: its state, its event, its attempts, and why it is not delivered.
 
-use super::Context;
+use super::CommandContext;
 use crate::connect::Session;
 use crate::failure::{Code, Failure};
 use crate::messages::page::events_are_readable;
@@ -32,7 +32,7 @@ struct Shown {
     messages: Vec<MessageDetail>,
 }
 
-pub async fn run(context: &Context, args: &ShowArgs) -> Result<ExitCode, Failure> {
+pub async fn run(context: &CommandContext, args: &ShowArgs) -> Result<ExitCode, Failure> {
     let session = context.reader().await?;
     session.client.batch_execute(IN_ORDER).await?;
     let seq = args.seq;

@@ -1,7 +1,7 @@
 //! `outboxctl status`: the backlog, the workers, the destinations and what is wrong. Its cost does not grow with the
 //! queue.
 
-use super::{Context, age, cell, count, exit_code, number, text};
+use super::{CommandContext, age, cell, count, exit_code, number, text};
 use crate::connect::Session;
 use crate::failure::Failure;
 use crate::output::{self, Table};
@@ -22,7 +22,7 @@ pub struct StatusArgs {
     exit_code: bool,
 }
 
-pub async fn run(context: &Context, args: &StatusArgs) -> Result<ExitCode, Failure> {
+pub async fn run(context: &CommandContext, args: &StatusArgs) -> Result<ExitCode, Failure> {
     let session = context.reader().await?;
     let document = document(&session).await?;
     match context.json {

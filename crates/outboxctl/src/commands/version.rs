@@ -1,7 +1,7 @@
 //! `outboxctl version`: the versions of this program, the extension and the server. It also shows where a session
 //! connects to.
 
-use super::{Context, text};
+use super::{CommandContext, text};
 use crate::connect;
 use crate::failure::Failure;
 use crate::output;
@@ -13,7 +13,7 @@ const SESSION: &str = r#"
     select session_user::text as "user", host(inet_server_addr()) as server_addr, inet_server_port() as server_port,
            coalesce((select s.ssl from pg_catalog.pg_stat_ssl s where s.pid = pg_backend_pid()), false) as tls"#;
 
-pub async fn run(context: &Context) -> Result<ExitCode, Failure> {
+pub async fn run(context: &CommandContext) -> Result<ExitCode, Failure> {
     let program = env!("CARGO_PKG_VERSION");
     if !context.json {
         output::print(&format!("outboxctl {program}\n"))?;

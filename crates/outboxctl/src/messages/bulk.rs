@@ -17,7 +17,7 @@ outbox_core::words! {
 
 /// The criteria that all actions have.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
-pub struct Criteria {
+pub struct BulkCriteria {
     /// Only events of this type
     #[arg(long = "type", value_name = "TYPE")]
     pub event_type: Option<String>,
@@ -41,7 +41,7 @@ pub struct Criteria {
 /// The criteria for the messages. A criterion that is `None` matches all messages.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
-    pub criteria: Criteria,
+    pub criteria: BulkCriteria,
     /// The destination of the messages; for a replay, the one to which they were published.
     pub destination: Option<String>,
     /// For a replay: the destination to send them to.
@@ -140,10 +140,10 @@ impl Choice {
 /// Runs a call of one row, and returns its number of messages.
 pub async fn run<S: FetchOnce>(session: &S, call: &Sql) -> Result<i64, S::Error> {
     #[derive(Deserialize)]
-    struct Number {
+    struct CountRow {
         n: i64,
     }
-    let found: Vec<Number> = session.fetch_once(call).await?;
+    let found: Vec<CountRow> = session.fetch_once(call).await?;
     Ok(found.first().map_or(0, |found| found.n))
 }
 
@@ -162,9 +162,9 @@ mod tests {
     #[test]
     fn a_call_that_is_shown_passes_only_the_given_arguments() {
         let choice = Choice {
-            criteria: Criteria {
+            criteria: BulkCriteria {
                 key: Some("it's".into()),
-                ..Criteria::default()
+                ..BulkCriteria::default()
             },
             max_rows: Some(7),
             ..Choice::default()

@@ -2,7 +2,7 @@
 //! messages match, the query searches all of them.
 
 use super::filter::Filter;
-use super::page::{self, Candidates, FetchOnce, Order, Position, Row, Source, events_for};
+use super::page::{self, Candidates, FetchOnce, MessageRow, Order, Position, RowSource, events_for};
 use super::sql::Sql;
 use crate::queries::message::MessageTable;
 use crate::queries::state::MessageStatus;
@@ -42,7 +42,7 @@ pub struct BySeq {
 }
 
 /// Reads a page in order of seq.
-pub async fn page<S: FetchOnce>(session: &S, request: &BySeq) -> Result<Vec<Row>, S::Error> {
+pub async fn page<S: FetchOnce>(session: &S, request: &BySeq) -> Result<Vec<MessageRow>, S::Error> {
     let events = events_for(session, &request.filter).await?;
     let mut rows = Vec::new();
     if request.wants(&NOT_ENDED) {
@@ -57,7 +57,7 @@ pub async fn page<S: FetchOnce>(session: &S, request: &BySeq) -> Result<Vec<Row>
 
 impl BySeq {
     /// Whether the page is full, so that more messages may follow.
-    pub fn is_full(&self, rows: &[Row]) -> bool {
+    pub fn is_full(&self, rows: &[MessageRow]) -> bool {
         rows.len() >= self.limit()
     }
 
@@ -83,7 +83,7 @@ impl BySeq {
         wanted.iter().any(|status| statuses.contains(status))
     }
 
-    async fn found<S: FetchOnce>(&self, session: &S, rows: &Sql, events: bool) -> Result<Vec<Row>, S::Error> {
+    async fn found<S: FetchOnce>(&self, session: &S, rows: &Sql, events: bool) -> Result<Vec<MessageRow>, S::Error> {
         let candidates = Candidates::all(rows);
         let statement = self
             .position(&[])
@@ -111,7 +111,7 @@ impl BySeq {
         let position = self.position(&after);
         let limit = self.limit();
         let plain = |table: MessageTable, of: &[MessageStatus]| {
-            let source = Source::new(table);
+            let source = RowSource::new(table);
             position.rows(&source, &self.conditions(&source, of, events), limit)
         };
         let mut parts = Vec::new();
@@ -119,13 +119,13 @@ impl BySeq {
             let lanes = self.filter.of_lane(|column| format!("l.{column}"));
             parts.push(match (self.is_along_an_index(), self.filter.asks_for_events()) {
                 (true, false) => {
-                    let source = Source::new(MessageTable::Outbox);
+                    let source = RowSource::new(MessageTable::Outbox);
                     position.rows_of_lanes(&source, &lanes, &self.conditions(&source, &OF_OUTBOX, events), limit)
                 }
                 (true, true) => {
                     // Read the events in order of seq, and look up their messages in `outbox`, whose index begins with
                     // the lane.
-                    let source = Source {
+                    let source = RowSource {
                         table: MessageTable::Outbox,
                         from: "outbox_events e cross join outbox_internal.first_pending l cross join lateral (
     select * from outbox x where x.destination = l.destination and x.partition = l.partition and x.seq = e.seq offset 0) t"
@@ -158,13 +158,13 @@ impl BySeq {
     }
 
     /// The conditions on the rows of a table whose rows have the statuses `of`.
-    fn conditions(&self, source: &Source, of: &[MessageStatus], events: bool) -> Sql {
+    fn conditions(&self, source: &RowSource, of: &[MessageStatus], events: bool) -> Sql {
         let mut sql = self.conditions_on_messages(source, of);
         sql.append(&self.filter.of_event(|column| source.name(column), events));
         sql
     }
 
-    fn conditions_on_messages(&self, source: &Source, of: &[MessageStatus]) -> Sql {
+    fn conditions_on_messages(&self, source: &RowSource, of: &[MessageStatus]) -> Sql {
         let ended = |status: &MessageStatus| status.has_ended() || *status == MessageStatus::Dead;
         let since = if of.iter().all(ended) {
             "ended_at"
@@ -181,19 +181,19 @@ impl BySeq {
     }
 
     /// The messages that have ended. They are read by ranges of seq from the start of the page until it is full.
-    async fn history<S: FetchOnce>(&self, session: &S, events: bool) -> Result<Vec<Row>, S::Error> {
+    async fn history<S: FetchOnce>(&self, session: &S, events: bool) -> Result<Vec<MessageRow>, S::Error> {
         #[derive(Deserialize)]
-        struct Seqs {
+        struct SeqRows {
             lowest: i64,
             highest: i64,
         }
-        let mut seqs = Seqs { lowest: 1, highest: 0 };
+        let mut seqs = SeqRows { lowest: 1, highest: 0 };
         // Without events the range of the seqs is unknown, so all of the history is read as one range.
         if events {
             let sql = "select coalesce(min(seq), 1) as lowest, coalesce(max(seq), 0) as highest from outbox_events";
             seqs = session.fetch_once(&Sql::new(sql)).await?.pop().unwrap_or(seqs);
         }
-        let ended = Source::new(MessageTable::History);
+        let ended = RowSource::new(MessageTable::History);
         let mut rows = Vec::new();
         for (from, to) in self.ranges(seqs.lowest, seqs.highest) {
             let mut conditions = self.conditions(&ended, &ENDED, events);
@@ -236,8 +236,8 @@ impl BySeq {
 
     /// Sorts by seq, and cuts at the limit. The messages of one seq stay together, so that the next page can begin
     /// after that seq.
-    fn sort_and_cut(&self, rows: &mut Vec<Row>) {
-        let seq = |row: &Row| row.number("seq");
+    fn sort_and_cut(&self, rows: &mut Vec<MessageRow>) {
+        let seq = |row: &MessageRow| row.number("seq");
         rows.sort_by(|a, b| {
             let by_seq = match self.newest_first {
                 true => seq(b).cmp(&seq(a)),
@@ -273,7 +273,7 @@ mod tests {
     fn a_page_ends_at_its_limit_but_not_within_a_seq() {
         let row = |seq: &i64| from_value(json!({ "seq": seq, "destination": "d", "blocks": false, "cursor": [] }));
         let page = |seqs: &[i64], args: &[&str]| -> Vec<i64> {
-            let mut rows: Vec<Row> = seqs.iter().map(|seq| row(seq).expect("a row")).collect();
+            let mut rows: Vec<MessageRow> = seqs.iter().map(|seq| row(seq).expect("a row")).collect();
             request(args).sort_and_cut(&mut rows);
             rows.iter().map(|row| row.number("seq")).collect()
         };

@@ -28,7 +28,7 @@ pub trait FetchOnce {
 
 /// A message of a page.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Row {
+pub struct MessageRow {
     pub blocks: bool,
     /// The values of the order columns of this row: the next page begins after them.
     pub cursor: Vec<String>,
@@ -37,7 +37,7 @@ pub struct Row {
     pub message: Map<String, Value>,
 }
 
-impl Row {
+impl MessageRow {
     pub fn number(&self, name: &str) -> i64 {
         self.message[name].as_i64().unwrap_or_default()
     }
@@ -50,7 +50,7 @@ impl Row {
 /// The result of one statement.
 #[derive(Default, Deserialize)]
 pub struct Found {
-    pub rows: Vec<Row>,
+    pub rows: Vec<MessageRow>,
     /// The cursor at which the search ended, if it ended at its bound.
     pub horizon: Option<Vec<String>>,
 }
@@ -85,14 +85,14 @@ impl Order {
 }
 
 /// The rows `t` of a table, read as messages.
-pub struct Source {
+pub struct RowSource {
     pub table: MessageTable,
     pub from: String,
     /// The column of the seq, in whose order the rows are read.
     pub seq: &'static str,
 }
 
-impl Source {
+impl RowSource {
     pub fn new(table: MessageTable) -> Self {
         Self {
             table,
@@ -121,7 +121,7 @@ pub struct Position<'a> {
 
 impl Position<'_> {
     /// The first `most` rows after this position that match the conditions.
-    pub fn rows(&self, source: &Source, conditions: &Sql, most: usize) -> Sql {
+    pub fn rows(&self, source: &RowSource, conditions: &Sql, most: usize) -> Sql {
         let columns = COLUMNS
             .split(' ')
             .map(|column| format!("{} as {column}", source.name(column)));
@@ -135,7 +135,7 @@ impl Position<'_> {
     }
 
     /// The first `most` rows of each lane `l` of `outbox`; `lanes` is the condition on the lanes.
-    pub fn rows_of_lanes(&self, source: &Source, lanes: &Sql, conditions: &Sql, most: usize) -> Sql {
+    pub fn rows_of_lanes(&self, source: &RowSource, lanes: &Sql, conditions: &Sql, most: usize) -> Sql {
         let mut of_lane = Sql::new("\n  and t.destination = l.destination and t.partition = l.partition");
         of_lane.append(conditions);
         let mut sql = Sql::new("select x.* from outbox_internal.first_pending l cross join lateral (\n");
@@ -146,7 +146,7 @@ impl Position<'_> {
     }
 
     /// The condition for the rows after the cursor. The cursor may have only the first of the order columns.
-    fn behind(&self, source: &Source) -> Sql {
+    fn behind(&self, source: &RowSource) -> Sql {
         let mut sql = Sql::default();
         let side = if self.order.descending { "<" } else { ">" };
         let (mut columns, mut values) = (Vec::new(), Sql::default());

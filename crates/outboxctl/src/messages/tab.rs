@@ -3,7 +3,7 @@
 //! full; it reports how far it came, and the next page continues from there.
 
 use super::filter::Filter;
-use super::page::{self, Candidates, FetchOnce, Order, Position, Row, Source, events_for};
+use super::page::{self, Candidates, FetchOnce, MessageRow, Order, Position, RowSource, events_for};
 use super::sql::Sql;
 use crate::format::duration;
 use crate::queries::message::MessageTable;
@@ -52,7 +52,7 @@ impl MessageStatus {
 }
 
 pub struct Page {
-    pub rows: Vec<Row>,
+    pub rows: Vec<MessageRow>,
     pub next: Option<Vec<String>>,
     /// How far the search came, if it ended at its bound of time or rows and not at the last message. It completes the
     /// sentence "The search ...".
@@ -146,7 +146,7 @@ fn candidates(
     let in_flight = MessageStatus::InFlight.name();
     let candidates = match tab {
         MessageStatus::Ready | MessageStatus::InFlight => {
-            let source = Source::new(MessageTable::Outbox);
+            let source = RowSource::new(MessageTable::Outbox);
             if tab == MessageStatus::Ready {
                 conditions.push(&format!("\n  and {} <> '{in_flight}'", source.name("status")));
             }
@@ -161,7 +161,7 @@ fn candidates(
             candidates
         }
         MessageStatus::Dead => Candidates::first(
-            &position.rows(&Source::new(MessageTable::Dead), &conditions, most),
+            &position.rows(&RowSource::new(MessageTable::Dead), &conditions, most),
             most,
             position.order,
         ),
@@ -172,7 +172,7 @@ fn candidates(
             });
             filters.push(&format!("\n  and c.status = '{}'", tab.name()));
             Candidates::first(
-                &position.rows(&Source::new(MessageTable::Waiting), &conditions, most),
+                &position.rows(&RowSource::new(MessageTable::Waiting), &conditions, most),
                 most,
                 position.order,
             )
@@ -282,7 +282,7 @@ fn window(begin: &str, newer: Option<i64>, span_s: Option<i64>) -> Sql {
 
 /// The messages that ended within a window and match the criteria for messages.
 fn ended(tab: MessageStatus, filter: &Filter, position: Position<'_>, window: &Sql) -> Candidates {
-    let source = Source::new(MessageTable::History);
+    let source = RowSource::new(MessageTable::History);
     let mut conditions = filter.of_message(|column| source.name(column), "ended_at");
     conditions.append(window).push(match tab {
         MessageStatus::Discarded => "\n  and t.discarded",

@@ -5,7 +5,7 @@ use super::Fetch;
 use super::state::{MessageStatus, Parsed};
 use super::why::{self, Reason};
 use crate::format::stamp;
-use outbox_core::event::{COLUMNS, Column, Event, Kind, Row};
+use outbox_core::event::{COLUMNS, Column, Event, EventRow, Kind};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::convert::Infallible;
@@ -90,7 +90,7 @@ impl MessageRow {
 
 /// An event of outbox_events. The texts of its JSON are unchanged, except that long ones are cut.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(from = "EventRow")]
+#[serde(from = "StoredEventRow")]
 pub struct StoredEvent {
     pub event: Event,
     /// The length in bytes of the whole payload as text, before it is cut.
@@ -100,7 +100,7 @@ pub struct StoredEvent {
 
 /// A row of [`EVENT`]. `texts` has the columns of the event and then created_at.
 #[derive(Deserialize)]
-struct EventRow {
+struct StoredEventRow {
     seq: i64,
     texts: Vec<Option<String>>,
     created_at_s: i64,
@@ -108,8 +108,8 @@ struct EventRow {
     body_bytes: i64,
 }
 
-impl From<EventRow> for StoredEvent {
-    fn from(row: EventRow) -> Self {
+impl From<StoredEventRow> for StoredEvent {
+    fn from(row: StoredEventRow) -> Self {
         let (texts, number) = (row.texts.into_iter(), row.created_at_s);
         let Ok(event) = Event::read(row.seq, &mut Texts(texts, number));
         Self {
@@ -122,7 +122,7 @@ impl From<EventRow> for StoredEvent {
 
 struct Texts(std::vec::IntoIter<Option<String>>, i64);
 
-impl Row for Texts {
+impl EventRow for Texts {
     type Error = Infallible;
 
     fn text(&mut self) -> Result<Option<String>, Infallible> {

@@ -14,10 +14,10 @@ pub struct Snapshot {
     pub now: Now,
     pub status: Part<Status>,
     pub throughput: Part<Vec<Minute>>,
-    pub partitions: Part<Vec<Partition>>,
-    pub workers: Part<Vec<Worker>>,
+    pub partitions: Part<Vec<PartitionRow>>,
+    pub workers: Part<Vec<WorkerRow>>,
     pub passes: Part<Vec<Passes>>,
-    pub destinations: Part<Vec<Destination>>,
+    pub destinations: Part<Vec<DestinationRow>>,
     pub errors: Part<Vec<ErrorGroup>>,
     pub messages: Part<Vec<Message>>,
     /// The failed health checks.
@@ -64,7 +64,7 @@ pub struct Minute {
 
 /// A row of `outbox_partition_status`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
-pub struct Partition {
+pub struct PartitionRow {
     pub label: String,
     pub owner: Option<String>,
     pub ttl_s: Option<f64>,
@@ -76,7 +76,7 @@ pub struct Partition {
 
 /// A row of `outbox_worker_status`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
-pub struct Worker {
+pub struct WorkerRow {
     pub id: String,
     pub pid: Option<i32>,
     pub state: Parsed<State>,
@@ -119,7 +119,7 @@ impl Passes {
 
 /// A row of `outbox_destination_status`. A count is `None` if no worker counts.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
-pub struct Destination {
+pub struct DestinationRow {
     pub name: String,
     /// `settings`, or the name of a foreign data wrapper. `None` = the destination does not exist.
     pub described_by: Option<String>,

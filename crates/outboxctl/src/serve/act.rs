@@ -10,7 +10,7 @@ use super::session::{MonitorSession, SessionPurpose};
 use crate::failure::{Code, Failure};
 use crate::format::capitalised;
 use crate::messages::Filter;
-use crate::messages::bulk::{Arguments, Choice, Criteria, Verb, run};
+use crate::messages::bulk::{Arguments, BulkCriteria, Choice, Verb, run};
 use crate::messages::sql::Sql;
 use crate::queries::state::MessageStatus;
 use axum::extract::{Form, Path};
@@ -277,10 +277,10 @@ async fn change(context: &PageContext, calls: &[Sql]) -> Result<i64, Failure> {
 fn of_one(verb: Verb, seq: i64, destination: &str, reason: Option<&str>) -> Sql {
     if verb == Verb::Replay {
         let only = Choice {
-            criteria: Criteria {
+            criteria: BulkCriteria {
                 seq_from: Some(seq),
                 seq_to: Some(seq),
-                ..Criteria::default()
+                ..BulkCriteria::default()
             },
             destination: Some(destination.to_owned()),
             max_rows: Some(1),
@@ -336,7 +336,7 @@ fn chosen(verb: Verb, filter: &Filter, max_rows: i64) -> Result<Choice, Failure>
         return Err(unfit.hint("Leave it out, choose by another criterion, or select single messages."));
     }
     Ok(Choice {
-        criteria: Criteria {
+        criteria: BulkCriteria {
             // A call without a criterion is refused; this one means all messages.
             seq_from: seq.or_else(|| is_empty.then_some(1)),
             seq_to: seq,

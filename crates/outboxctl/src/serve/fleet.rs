@@ -4,7 +4,7 @@ use super::format::{capped, count, encode, maybe_count, maybe_span, message_path
 use super::page::{badge, bar, state_badge};
 use super::search::word;
 use super::snapshot::{MonitorSnapshot, MonitoredDestination};
-use crate::queries::model::Worker;
+use crate::queries::model::WorkerRow;
 use crate::queries::state::{DestinationState, Parsed};
 use maud::{Markup, html};
 
@@ -15,7 +15,7 @@ pub fn workers(snapshot: &MonitorSnapshot) -> Markup {
     }
 }
 
-fn worker_tile(worker: &Worker, snapshot: &MonitorSnapshot) -> Markup {
+fn worker_tile(worker: &WorkerRow, snapshot: &MonitorSnapshot) -> Markup {
     let state = match worker.state.known() {
         _ if !worker.is_alive => badge("ended", "bad"),
         Some(state) => state_badge(&Parsed::Known(DestinationState::Reported(state))),

@@ -11,7 +11,7 @@ use super::snapshot::{DEAD_CAP, MonitorSnapshot, WAITING_CAP};
 use crate::failure::{Code, Failure};
 use crate::format::{capitalised, utc};
 use crate::messages::bulk::Verb;
-use crate::messages::page::Row;
+use crate::messages::page::MessageRow;
 use crate::messages::{Filter, filter, tab};
 use crate::queries::state::MessageStatus;
 use crate::queries::why;
@@ -257,7 +257,7 @@ impl MessageList {
         }
     }
 
-    fn table(&self, rows: &[Row]) -> Markup {
+    fn table(&self, rows: &[MessageRow]) -> Markup {
         let (verbs, why) = (
             self.verbs(),
             if self.tab.shows_reasons() {

@@ -2,8 +2,8 @@
 //! workers, the words of states and checks; never a key or an error.
 
 use super::context::{App, View};
-use super::snapshot::{DeliveryTimes, MonitorSnapshot, MonitoredDestination};
-use crate::queries::model::Worker;
+use super::snapshot::{LatencyRow, MonitorSnapshot, MonitoredDestination};
+use crate::queries::model::WorkerRow;
 use crate::queries::state::DestinationState;
 use axum::extract::State;
 use axum::http::header;
@@ -66,7 +66,7 @@ const OF_DESTINATION: &[Metric<MonitoredDestination>] = &[
 ];
 
 #[rustfmt::skip]
-const OF_WORKER: &[Metric<Worker>] = &[
+const OF_WORKER: &[Metric<WorkerRow>] = &[
     ("outbox_worker_alive", "Whether the worker is alive.", None, |worker| Some(worker.is_alive.into())),
     ("outbox_worker_partitions", "Partitions that the worker has leased.", None, |worker| count(Some(worker.partitions))),
     ("outbox_worker_heartbeat_ttl", "Time until its last heartbeat expires.", SECONDS, |worker| Some(worker.heartbeat_s)),
@@ -109,7 +109,7 @@ impl Collector for LastReading {
 }
 
 /// The counts between two bounds, as the encoder takes them, with the upper bounds in s.
-fn buckets(latency: &DeliveryTimes) -> Vec<(f64, u64)> {
+fn buckets(latency: &LatencyRow) -> Vec<(f64, u64)> {
     let mut before = 0;
     let bounds = latency.below_ms.iter().zip(&latency.messages);
     bounds

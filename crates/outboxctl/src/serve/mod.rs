@@ -23,7 +23,7 @@ mod session;
 mod snapshot;
 mod tab;
 
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::failure::{Code, Failure};
 use crate::shutdown::Shutdown;
 use access::{Access, guard, listen_address};
@@ -67,7 +67,7 @@ pub struct ServeArgs {
 }
 
 /// Serves until a signal ends it.
-pub async fn run(context: &Context, args: &ServeArgs) -> Result<ExitCode, Failure> {
+pub async fn run(context: &CommandContext, args: &ServeArgs) -> Result<ExitCode, Failure> {
     let connect = &context.connect;
     let address = listen_address(&args.listen)?;
     // Checked before anything is opened.

@@ -3,7 +3,7 @@
 use super::format::{capped, clock, count, encode, maybe_count, maybe_span, message_path, millis, rate, span, time};
 use super::page::state_badge;
 use super::search;
-use super::snapshot::{BlockedKey, DEAD_CAP, Lost, MonitorSnapshot, MonitoredDestination};
+use super::snapshot::{BlockedKeyRow, DEAD_CAP, Lost, MonitorSnapshot, MonitoredDestination};
 use crate::format::capitalised;
 use crate::queries::model::Problem;
 use crate::queries::state::MessageStatus;
@@ -191,9 +191,9 @@ fn paused(snapshot: &MonitorSnapshot) -> Vec<Alert> {
     alerts
 }
 
-fn blocked_keys(problem: &Problem, blocked: &[BlockedKey]) -> Alert {
+fn blocked_keys(problem: &Problem, blocked: &[BlockedKeyRow]) -> Alert {
     // One line for each cause.
-    let mut causes: Vec<((&str, &str), Vec<&BlockedKey>)> = Vec::new();
+    let mut causes: Vec<((&str, &str), Vec<&BlockedKeyRow>)> = Vec::new();
     for key in blocked {
         let cause = (key.destination.as_str(), key.reason.as_str());
         match causes.iter_mut().find(|known| known.0 == cause) {

@@ -3,7 +3,7 @@
 
 use super::session::MonitorSession;
 use crate::failure::{Code, Failure};
-use crate::queries::model::{self, Check, ErrorGroup, Minute, Now, Partition, Passes, Status, Worker};
+use crate::queries::model::{self, Check, ErrorGroup, Minute, Now, PartitionRow, Passes, Status, WorkerRow};
 use crate::queries::{Fetch, views};
 use serde::Deserialize;
 use std::ops::Deref;
@@ -23,11 +23,11 @@ pub struct MonitorSnapshot {
     pub server: ServerFacts,
     pub status: Status,
     pub health: Vec<Check>,
-    pub workers: Vec<Worker>,
+    pub workers: Vec<WorkerRow>,
     /// Of the last minute.
     pub passes: Vec<Passes>,
-    pub partitions: Vec<Partition>,
-    pub blocked: Vec<BlockedKey>,
+    pub partitions: Vec<PartitionRow>,
+    pub blocked: Vec<BlockedKeyRow>,
     pub destinations: Vec<MonitoredDestination>,
     pub throughput: Vec<Minute>,
     pub slow: SlowParts,
@@ -41,7 +41,7 @@ pub struct SlowParts {
     /// None: the count took too long.
     pub depths: Option<Depths>,
     pub history: Vec<Period>,
-    pub latency: Vec<DeliveryTimes>,
+    pub latency: Vec<LatencyRow>,
     pub waiting: Option<WaitingCounts>,
 }
 
@@ -80,7 +80,7 @@ pub const DEAD_CAP: i64 = 10_000;
 
 /// A dead letter that blocks its key; one of each partition.
 #[derive(Clone, Debug, Deserialize)]
-pub struct BlockedKey {
+pub struct BlockedKeyRow {
     pub partition_key: String,
     pub seq: i64,
     pub destination: String,
@@ -103,16 +103,16 @@ const BLOCKED: &str = "
 #[derive(Clone, Debug, Deserialize)]
 pub struct MonitoredDestination {
     #[serde(flatten)]
-    stats: model::Destination,
+    stats: model::DestinationRow,
     pub url: Option<String>,
     /// By outbox_pause(): the state is also paused if delivery is switched off.
     pub paused: bool,
 }
 
 impl Deref for MonitoredDestination {
-    type Target = model::Destination;
+    type Target = model::DestinationRow;
 
-    fn deref(&self) -> &model::Destination {
+    fn deref(&self) -> &model::DestinationRow {
         &self.stats
     }
 }
@@ -166,7 +166,7 @@ const HISTORY: &str = "
 
 /// The delivery times of a destination: how many messages took less than a bound.
 #[derive(Clone, Debug, Deserialize)]
-pub struct DeliveryTimes {
+pub struct LatencyRow {
     pub destination: String,
     /// In ms, ascending; None = infinite.
     pub below_ms: Vec<Option<f64>>,

@@ -1,6 +1,6 @@
 //! Without a terminal, or in the background: a line for each reading.
 
-use crate::queries::model::{Part, Partition, Snapshot, Worker};
+use crate::queries::model::{Part, PartitionRow, Snapshot, WorkerRow};
 use crate::screen::text::{age, harmless, known, rate};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -23,9 +23,9 @@ pub fn line(snapshot: &Snapshot) -> String {
         }
         Err(why) => said += &format!("status is not readable: {why}"),
     }
-    let workers: &[Worker] = snapshot.workers.as_deref().unwrap_or_default();
+    let workers: &[WorkerRow] = snapshot.workers.as_deref().unwrap_or_default();
     let alive = workers.iter().filter(|worker| worker.is_alive).count();
-    let partitions: &[Partition] = snapshot.partitions.as_deref().unwrap_or_default();
+    let partitions: &[PartitionRow] = snapshot.partitions.as_deref().unwrap_or_default();
     let owned = partitions.iter().filter(|partition| partition.owner.is_some()).count();
     said += &format!(
         ", workers {alive}/{}, partitions {owned}/{}",

@@ -3,7 +3,7 @@
 pub mod lines;
 
 use crate::board::{self, BoardEvent, BoardReader, BoardState};
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::failure::Failure;
 use crate::output;
 use crate::queries::model::Snapshot;
@@ -28,7 +28,7 @@ pub struct TopArgs {
     once: bool,
 }
 
-pub async fn run(context: &Context, args: &TopArgs) -> Result<ExitCode, Failure> {
+pub async fn run(context: &CommandContext, args: &TopArgs) -> Result<ExitCode, Failure> {
     let interval = Duration::from_millis(args.interval_ms);
     let mut reader = BoardReader::new(&context.connect, "outboxctl top", args.allow_actions);
     let first = reader.read().await?;

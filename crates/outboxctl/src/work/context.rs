@@ -2,7 +2,7 @@
 //! returned. Used on the worker's thread.
 
 use super::report::Log;
-use super::session::{Rewinds, Seen, Session, SharedState, WorkError};
+use super::session::{Rewinds, SharedState, WaitResult, WorkError, WorkerSession};
 use super::totals::Totals;
 use outbox_core::partition::Partition;
 use std::cell::RefCell;
@@ -10,10 +10,10 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 pub struct WorkContext {
-    pub session: Session,
+    pub session: WorkerSession,
     pub log: Log,
     /// The result of the last wait.
-    pub seen: RefCell<Seen>,
+    pub seen: RefCell<WaitResult>,
     /// The partitions that this worker leases.
     pub partitions: RefCell<Vec<Partition>>,
     pub totals: Rc<RefCell<Totals>>,
@@ -31,7 +31,7 @@ pub struct WorkContext {
 }
 
 impl WorkContext {
-    pub fn new(session: Session, log: Log, totals: Rc<RefCell<Totals>>) -> Self {
+    pub fn new(session: WorkerSession, log: Log, totals: Rc<RefCell<Totals>>) -> Self {
         Self {
             session,
             log,

@@ -5,7 +5,7 @@ use super::session::{WorkError, no_answer, unexpected};
 use outbox_core::engine::RowId;
 use outbox_core::event::COLUMNS;
 use outbox_core::partition::Partition;
-use outbox_worker::protocol::{Arg, Db, Row, Statement, indexes};
+use outbox_worker::protocol::{Arg, Db, ResultRow, Statement, indexes};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
@@ -24,10 +24,10 @@ pub struct SessionDb {
     client: Client,
     statements: RefCell<HashMap<&'static str, postgres::Statement>>,
     /// A statement to send right after the next one, with its parameter; then its result.
-    next: RefCell<Option<Next>>,
+    next: RefCell<Option<PipelinedStatement>>,
 }
 
-enum Next {
+enum PipelinedStatement {
     Send(postgres::Statement, Vec<i16>),
     Sent(Result<postgres::Row, postgres::Error>),
 }
@@ -84,14 +84,14 @@ impl SessionDb {
     pub fn query_next(&self, statement: Statement, partitions: &[Partition]) -> Result<(), WorkError> {
         let prepared = self.prepared(statement, &[indexes(partitions)])?;
         let partitions = partitions.iter().map(|partition| partition.as_i16()).collect();
-        self.next.replace(Some(Next::Send(prepared, partitions)));
+        self.next.replace(Some(PipelinedStatement::Send(prepared, partitions)));
         Ok(())
     }
 
     /// Reads the one row of the statement that was sent with the last one.
     pub fn take_next<T>(&self, read: impl FnOnce(&SessionRow) -> Result<T, WorkError>) -> Result<T, WorkError> {
         match self.next.take() {
-            Some(Next::Sent(answer)) => read(&SessionRow(answer?)),
+            Some(PipelinedStatement::Sent(answer)) => read(&SessionRow(answer?)),
             _ => Err(no_answer()),
         }
     }
@@ -110,13 +110,13 @@ impl SessionDb {
             {
                 rows = Some(answer);
             }
-            if !matches!(*self.next.borrow(), Some(Next::Sent(_)))
+            if !matches!(*self.next.borrow(), Some(PipelinedStatement::Sent(_)))
                 && let Poll::Ready(answer) = second.as_mut().poll(context)
             {
-                self.next.replace(Some(Next::Sent(answer)));
+                self.next.replace(Some(PipelinedStatement::Sent(answer)));
             }
             match (&rows, &*self.next.borrow()) {
-                (Some(_), Some(Next::Sent(_))) => Poll::Ready(()),
+                (Some(_), Some(PipelinedStatement::Sent(_))) => Poll::Ready(()),
                 _ => Poll::Pending,
             }
         })
@@ -147,7 +147,7 @@ fn claim(function: &str, args: usize) -> String {
 
 impl Db for SessionDb {
     type Error = WorkError;
-    type Row<'a> = SessionRow;
+    type ResultRow<'a> = SessionRow;
     const CLAIM_UNLEASED: &'static str = "work_claim_unleased";
     const SETTLE: &'static str = "select outbox_internal.work_settle($1, $2::tid[], $3, $4, $5, $6, $7::\"char\"[], $8,
         array(select outbox_internal.of_utf8(r) from unnest($9) with ordinality u (r, i) order by i), $10)";
@@ -164,7 +164,7 @@ impl Db for SessionDb {
         let query = self.client.query(&prepared, &params);
         let next = self.next.take();
         let rows = match &next {
-            Some(Next::Send(then, partitions)) => {
+            Some(PipelinedStatement::Send(then, partitions)) => {
                 let partitions: [&(dyn ToSql + Sync); 1] = [partitions];
                 self.wait_for(self.both(query, self.client.query_one(then, &partitions)))?
             }
@@ -212,7 +212,7 @@ impl SessionRow {
     }
 }
 
-impl Row for SessionRow {
+impl ResultRow for SessionRow {
     type Error = WorkError;
 
     fn text(&self, column: usize) -> Result<Option<String>, WorkError> {

@@ -28,7 +28,7 @@ mod worker;
 pub use args::WorkArgs;
 
 use crate::board::{self, BoardReader, BoardState};
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::connect::ConnectArgs;
 use crate::failure::{Code, Failure};
 use crate::progress::WorkerProgress;
@@ -42,7 +42,7 @@ use tokio::runtime::Handle;
 use tokio::signal::unix::SignalKind;
 
 /// Delivers until SIGTERM or SIGINT, or for one pass with `--once`.
-pub async fn run(context: &Context, args: &WorkArgs) -> Result<ExitCode, Failure> {
+pub async fn run(context: &CommandContext, args: &WorkArgs) -> Result<ExitCode, Failure> {
     if let Some(url) = &args.url {
         // Checked here and not by clap: clap would repeat the URL in its error, and the URL may contain a password.
         outbox_transport::parse_url(url).map_err(|error| {

@@ -17,7 +17,9 @@ use outbox_core::standbys::Replication;
 use outbox_core::words::Word;
 use outbox_transport::target::Target;
 use outbox_transport::{Deadline, NotStarted, Started, Starter};
-use outbox_worker::{Changes, DEFAULT_DESTINATION, Orders, PassEnd, Plan, Reason, Report, Status, Tended};
+use outbox_worker::{
+    Changes, ConnectionStatus, DEFAULT_DESTINATION, LeaseChanges, Orders, PassCounts, PassEnd, StatusReason, Tended,
+};
 use std::cell::{Cell, RefCell};
 use std::fmt::Arguments;
 use std::sync::Arc;
@@ -137,7 +139,7 @@ impl outbox_worker::Runtime for WorkRuntime {
         self.stop.is_requested()
     }
 
-    fn answer(&self, _request_id: u32, _report: &Report, done: bool) {
+    fn answer(&self, _request_id: u32, _report: &PassCounts, done: bool) {
         self.has_run_once.set(done);
     }
 
@@ -167,7 +169,11 @@ impl outbox_worker::Runtime for WorkRuntime {
 
     // ---- leases -----------------------------------------------------------------------------------------------------
 
-    fn tend(&self, _is_idle: bool, plan: &mut dyn FnMut(&[String], &[Lease]) -> Plan) -> Result<Tended, WorkError> {
+    fn tend(
+        &self,
+        _is_idle: bool,
+        plan: &mut dyn FnMut(&[String], &[Lease]) -> LeaseChanges,
+    ) -> Result<Tended, WorkError> {
         let session = &self.context.session;
         let mut workers = session.heartbeat()?;
         if self.sharing == Sharing::RowClaims {
@@ -292,10 +298,10 @@ impl outbox_worker::Runtime for WorkRuntime {
         Ok(())
     }
 
-    fn report(&self, destination: &str, status: Option<&Status>, _: Option<i64>) -> Result<(), WorkError> {
+    fn report(&self, destination: &str, status: Option<&ConnectionStatus>, _: Option<i64>) -> Result<(), WorkError> {
         let state = status.map(|status| status.state.name());
-        let reason = status.and_then(|status| status.reason).map(Reason::name);
-        let detail = status.and_then(Status::detail_and_remedy);
+        let reason = status.and_then(|status| status.reason).map(StatusReason::name);
+        let detail = status.and_then(ConnectionStatus::detail_and_remedy);
         let protocol = &self.context.session.protocol;
         protocol.report(destination, state, reason, detail.as_deref(), None)
     }

@@ -11,7 +11,7 @@ use outbox_core::partition::Partition;
 use outbox_core::session;
 use outbox_core::standbys::{Replication, Standby, WalPosition};
 use outbox_worker::Described;
-use outbox_worker::protocol::{Arg, Db, Row, Statement, WorkerProtocol, columns, indexes};
+use outbox_worker::protocol::{Arg, Db, ResultRow, Statement, WorkerProtocol, columns, indexes};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -94,7 +94,7 @@ pub struct Refreshed {
 
 /// The result of a wait.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Seen {
+pub struct WaitResult {
     counters: Vec<i64>,
     pub worker_changes: i64,
     pub unblocks: u32,
@@ -102,10 +102,10 @@ pub struct Seen {
     /// Whether a statement needs the database without workers.
     pub is_vacated: bool,
     /// Whether that statement does not wait for messages in flight.
-    pub is_pressed: bool,
+    pub must_terminate: bool,
 }
 
-pub struct Session {
+pub struct WorkerSession {
     pub protocol: WorkerProtocol<SessionDb>,
     /// The worker id, and the server, database and role of the session.
     pub who: WorkerIdentity,
@@ -119,7 +119,7 @@ pub struct Session {
     clock: Cell<(i64, Instant)>,
 }
 
-impl Session {
+impl WorkerSession {
     /// Opens a session and registers it as a worker.
     pub fn open(handle: &Handle, connect: &ConnectArgs, label: &str) -> Result<Self, WorkError> {
         let opened = handle
@@ -273,7 +273,13 @@ impl Session {
 
     /// Waits in the server until there may be something to do, at most `limit`. `notify_others`: the other workers
     /// check the leases at once.
-    pub fn wait(&self, seen: &Seen, limit: Duration, in_flight: usize, notify_others: bool) -> Result<Seen, WorkError> {
+    pub fn wait(
+        &self,
+        seen: &WaitResult,
+        limit: Duration,
+        in_flight: usize,
+        notify_others: bool,
+    ) -> Result<WaitResult, WorkError> {
         let args = [
             Arg::BigInts(Some(seen.counters.iter().copied().map(Some).collect())),
             Arg::Int(limit.as_millis() as i32),
@@ -283,13 +289,13 @@ impl Session {
         let sql = "select outbox_internal.work_wait($1, $2, $3, $4 = 1)";
         let mut counters = self.db().one(Statement::Write(sql), &args, |row| row.bigints(0))?;
         let leaves = counters.pop().unwrap_or_default();
-        Ok(Seen {
+        Ok(WaitResult {
             worker_changes: counters.get(1).copied().unwrap_or_default(),
             unblocks: counters.get(2).copied().unwrap_or_default() as u32,
             schedules: counters.get(3).copied().unwrap_or_default() as u32,
             counters,
             is_vacated: leaves != 0,
-            is_pressed: leaves == 1,
+            must_terminate: leaves == 1,
         })
     }
 

@@ -11,18 +11,18 @@ use outbox_transport::target::{
     Amqp, CONNECT_TIMEOUT_MAX, Certificates, Credential, Limits, NamedFile, Protocol, Target,
 };
 use outbox_transport::{AllowList, ExchangeType};
-use outbox_worker::Settings;
+use outbox_worker::WorkerSettings;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 /// The settings of the worker, from those of the server and the options.
-pub fn read(refreshed: &Refreshed, args: &WorkArgs) -> Settings {
-    let known = Known(&refreshed.settings);
+pub fn read(refreshed: &Refreshed, args: &WorkArgs) -> WorkerSettings {
+    let known = KnownSettings(&refreshed.settings);
     let lease_ttl_s: u64 = known.number("lease_ttl", 15);
     let (rules, limits) = (rules(&known), limits(&known));
-    Settings {
+    WorkerSettings {
         enabled: known.text("enabled") != "off",
         target: default_target(&known, args, rules, limits),
         rules,
@@ -42,9 +42,9 @@ pub fn read(refreshed: &Refreshed, args: &WorkArgs) -> Settings {
 }
 
 /// The settings of the server by name without prefix, in the units of pg_settings.
-struct Known<'a>(&'a HashMap<String, String>);
+struct KnownSettings<'a>(&'a HashMap<String, String>);
 
-impl Known<'_> {
+impl KnownSettings<'_> {
     fn text(&self, name: &str) -> &str {
         self.0.get(&format!("outbox.{name}")).map_or("", String::as_str)
     }
@@ -58,7 +58,7 @@ impl Known<'_> {
     }
 }
 
-fn rules(known: &Known) -> Rules {
+fn rules(known: &KnownSettings) -> Rules {
     let retry_ms = known.number("retry_backoff", 1000);
     Rules {
         retry: RetryPolicy {
@@ -71,14 +71,14 @@ fn rules(known: &Known) -> Rules {
     }
 }
 
-fn limits(known: &Known) -> Limits {
+fn limits(known: &KnownSettings) -> Limits {
     Limits {
         max_pending: known.number("max_pending", 0),
         max_rate: known.number("max_rate", 0),
     }
 }
 
-fn default_target(known: &Known, args: &WorkArgs, rules: Rules, limits: Limits) -> Result<Target, String> {
+fn default_target(known: &KnownSettings, args: &WorkArgs, rules: Rules, limits: Limits) -> Result<Target, String> {
     Ok(Target {
         transport: Protocol::Amqp(Amqp {
             url: args.url.clone().unwrap_or_else(|| known.text("url").to_owned()),

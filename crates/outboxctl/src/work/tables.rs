@@ -4,7 +4,7 @@
 use super::context::WorkContext;
 use super::session::{WorkError, WorkErrorKind};
 use outbox_core::engine::{Batch, DueMessages, Held, Lane, Settlement, StatementTimeout, Tables};
-use outbox_core::key_order::{Found, OrderedKey};
+use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Blocks;
 
@@ -59,7 +59,7 @@ impl Tables for WorkContext {
         self.session.protocol.bring_due(leases)
     }
 
-    fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<Found>, WorkError> {
+    fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<BlockedKey>, WorkError> {
         self.session.protocol.blocked_keys(partitions)
     }
 

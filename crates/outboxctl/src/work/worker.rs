@@ -5,7 +5,7 @@ use super::args::WorkArgs;
 use super::context::WorkContext;
 use super::report::{Log, Printer};
 use super::runtime::{WorkRuntime, sharing};
-use super::session::{Seen, Session, WorkError, WorkErrorKind};
+use super::session::{WaitResult, WorkError, WorkErrorKind, WorkerSession};
 use super::settings;
 use super::totals::Totals;
 use crate::connect::ConnectArgs;
@@ -15,7 +15,7 @@ use crate::progress::{DestinationFacts, SHOW_EVERY, WorkerFacts, WorkerProgress}
 use crate::shutdown::Shutdown;
 use outbox_core::engine::Sharing;
 use outbox_transport::{Deadline, Starter, Waker, request_short_slices};
-use outbox_worker::{Budget, Pass, PassEnd};
+use outbox_worker::{FinishTimeouts, Pass, PassEnd};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -25,11 +25,11 @@ use tokio::runtime::Handle;
 /// The wait before a new session is opened.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 /// At the end: the longest wait for outcomes of the messages in flight.
-const LAST_OUTCOMES: Duration = Duration::from_secs(5);
+const OUTCOME_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest wait for outcomes while a statement such as DROP DATABASE waits for this worker.
 const FEW_OUTCOMES: Duration = Duration::from_millis(700);
 /// The longest wait for the connections to the brokers to close.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(200);
 /// How long after the connections are closed a settle may still begin.
 const LAST_SETTLES: Duration = Duration::from_secs(5);
 /// A pass that takes longer is reported in parts.
@@ -42,7 +42,7 @@ const POLL_LONGEST_MS: u32 = 100;
 const BEGIN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How a session ended.
-enum End {
+enum RunEnd {
     /// The worker ended as requested.
     Done,
     /// A new session is needed.
@@ -65,14 +65,14 @@ pub fn run(
     let log = Log::new(args.silent, screen.cloned());
     let mut connect = connect.clone();
     while !stop.is_requested() {
-        let ended = Session::open(handle, &connect, &args.label()).and_then(|session| {
+        let ended = WorkerSession::open(handle, &connect, &args.label()).and_then(|session| {
             let mut run = Run::begin(session, args, stop, screen, printer, &totals)?;
             worked = true;
             run.work()
         });
         match ended {
-            Ok(End::Done) => break,
-            Ok(End::Again) => {}
+            Ok(RunEnd::Done) => break,
+            Ok(RunEnd::Again) => {}
             Err(trouble) => {
                 let retries = match trouble.kind {
                     WorkErrorKind::Lost => worked && !args.once,
@@ -103,7 +103,7 @@ type Worker = outbox_worker::Worker<WorkRuntime>;
 /// The state of the worker during one session.
 struct Run<'a> {
     worker: Worker,
-    shown: Shown<'a>,
+    shown: ScreenUpdates<'a>,
     args: &'a WorkArgs,
     stop: &'a Shutdown,
     printer: &'a mut Printer,
@@ -116,7 +116,7 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn begin(
-        session: Session,
+        session: WorkerSession,
         args: &'a WorkArgs,
         stop: &'a Shutdown,
         screen: Option<&'a Arc<WorkerProgress>>,
@@ -142,7 +142,7 @@ impl<'a> Run<'a> {
         worker.describe(refreshed.destinations);
         Ok(Self {
             worker,
-            shown: Shown {
+            shown: ScreenUpdates {
                 screen,
                 due: Instant::now(),
                 sharing,
@@ -157,7 +157,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    fn work(&mut self) -> Result<End, WorkError> {
+    fn work(&mut self) -> Result<RunEnd, WorkError> {
         self.shown.show(&self.worker);
         let ended = self.deliver();
         if let Err(trouble) = &ended
@@ -165,39 +165,39 @@ impl<'a> Run<'a> {
         {
             // Nothing more can be settled. Messages in flight may arrive, and will be sent again.
             self.worker.runtime().end();
-            self.worker.abandon(LAST_WORDS);
+            self.worker.abandon(CLOSE_TIMEOUT);
             return ended;
         }
-        let is_pressed = matches!(ended, Ok(End::Again)) && self.seen().is_pressed;
-        self.finish(if is_pressed { FEW_OUTCOMES } else { LAST_OUTCOMES });
+        let must_terminate = matches!(ended, Ok(RunEnd::Again)) && self.seen().must_terminate;
+        self.finish(if must_terminate { FEW_OUTCOMES } else { OUTCOME_TIMEOUT });
         self.end_pass();
         ended
     }
 
-    fn seen(&self) -> std::cell::Ref<'_, Seen> {
+    fn seen(&self) -> std::cell::Ref<'_, WaitResult> {
         self.worker.runtime().context.seen.borrow()
     }
 
-    fn deliver(&mut self) -> Result<End, WorkError> {
+    fn deliver(&mut self) -> Result<RunEnd, WorkError> {
         while !self.stop.is_requested() {
             let before = self.worker.outstanding();
             self.pass_began.get_or_insert_with(Instant::now);
             let Pass::Wait(wait_ms) = self.worker.pass()? else {
-                return Ok(End::Again);
+                return Ok(RunEnd::Again);
             };
             if self.worker.outstanding() != before {
                 self.patience_ms = POLL_SHORTEST_MS;
             }
             let wait_ms = self.count_pass(wait_ms);
             if self.worker.runtime().has_run_once.get() && !self.worker.is_undecided() {
-                return self.judge_once().map(|()| End::Done);
+                return self.judge_once().map(|()| RunEnd::Done);
             }
             self.wait(wait_ms)?;
             if self.seen().is_vacated {
-                return Ok(End::Again);
+                return Ok(RunEnd::Again);
             }
         }
-        Ok(End::Done)
+        Ok(RunEnd::Done)
     }
 
     /// Waits until there may be something to do. The wait is a function in the server, so no waker can end it.
@@ -280,14 +280,14 @@ impl<'a> Run<'a> {
 
     /// Settles what the brokers confirm within `outcomes`, releases the other messages, and releases the leases.
     fn finish(&mut self, outcomes: Duration) {
-        let budget = Budget {
+        let timeouts = FinishTimeouts {
             outcomes,
-            words: LAST_WORDS,
+            close: CLOSE_TIMEOUT,
             settles: LAST_SETTLES,
-            settles_meanwhile: true,
+            settles_before_close: true,
         };
         let (worker, shown) = (&mut self.worker, &mut self.shown);
-        let ended = worker.finish(&budget, &mut |worker, _| {
+        let ended = worker.finish(&timeouts, &mut |worker, _| {
             std::thread::sleep(Duration::from_millis(POLL_SHORTEST_MS.into()));
             if Instant::now() >= shown.due {
                 shown.show(worker);
@@ -322,7 +322,7 @@ fn add_pass(pass: &mut PassReport, runtime: &WorkRuntime) -> bool {
 }
 
 /// Updates the screen, if there is one.
-struct Shown<'a> {
+struct ScreenUpdates<'a> {
     screen: Option<&'a Arc<WorkerProgress>>,
     /// When the next update is due.
     due: Instant,
@@ -330,7 +330,7 @@ struct Shown<'a> {
     is_alone: bool,
 }
 
-impl Shown<'_> {
+impl ScreenUpdates<'_> {
     /// Writes the current state of the worker for the screen.
     fn show(&mut self, worker: &Worker) {
         let Some(progress) = self.screen else { return };
@@ -362,7 +362,7 @@ impl Shown<'_> {
 }
 
 /// Checks for `--no-leasing` that no other worker is alive: without leases, nothing can be shared.
-fn check_alone(session: &Session) -> Result<(), WorkError> {
+fn check_alone(session: &WorkerSession) -> Result<(), WorkError> {
     let mut others = session.heartbeat()?;
     others.retain(|name| *name != session.protocol.worker);
     if others.is_empty() {

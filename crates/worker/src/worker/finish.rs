@@ -7,24 +7,24 @@ use outbox_core::engine::StatementTimeout;
 use std::time::Duration;
 
 /// How long [`Worker::finish`] may take.
-pub struct Budget {
+pub struct FinishTimeouts {
     /// The longest wait for answers to messages in flight.
     pub outcomes: Duration,
     /// The longest wait for the connections to close.
-    pub words: Duration,
+    pub close: Duration,
     /// How long after the connections are closed a settle may still begin.
     pub settles: Duration,
     /// Whether answers are settled as they come, not only at the end.
-    pub settles_meanwhile: bool,
+    pub settles_before_close: bool,
 }
 
 impl<R: Runtime> Worker<R> {
     /// Ends the worker in order: waits briefly for answers, closes the connections, settles, and releases the remaining
     /// messages and the leases. `wait` waits for answers, no longer than the given time.
-    pub fn finish(&mut self, budget: &Budget, wait: &mut dyn FnMut(&Self, Duration)) -> Result<(), R::Error> {
+    pub fn finish(&mut self, timeouts: &FinishTimeouts, wait: &mut dyn FnMut(&Self, Duration)) -> Result<(), R::Error> {
         self.common.rests = true;
         let began = self.common.runtime.now();
-        let deadline = began + budget.outcomes;
+        let deadline = began + timeouts.outcomes;
         self.destinations.iter().for_each(Destination::wake_on_each);
         while self.destinations.iter().any(Destination::awaits_answers) {
             let left = deadline.saturating_duration_since(self.common.runtime.now());
@@ -35,7 +35,7 @@ impl<R: Runtime> Worker<R> {
             let (now, mut ended) = (self.common.runtime.now(), Ok(()));
             for destination in &mut self.destinations {
                 destination.take_outcomes(&self.common, now);
-                if budget.settles_meanwhile && destination.is_settle_due(&self.common) {
+                if timeouts.settles_before_close && destination.is_settle_due(&self.common) {
                     ended = ended.and(destination.settle(&self.common, StatementTimeout::Short));
                 }
             }
@@ -45,9 +45,9 @@ impl<R: Runtime> Worker<R> {
         }
         self.destinations
             .iter()
-            .for_each(|destination| destination.request_stop(budget.words));
-        self.stop(budget.words, "the worker ended");
-        let deadline = self.common.runtime.now() + budget.settles;
+            .for_each(|destination| destination.request_stop(timeouts.close));
+        self.stop(timeouts.close, "the worker ended");
+        let deadline = self.common.runtime.now() + timeouts.settles;
         let mut ended = Ok(());
         for destination in &mut self.destinations {
             // A message that is not settled in time is sent again.

@@ -8,13 +8,13 @@ mod leases;
 mod refresh;
 mod request;
 
-pub use finish::Budget;
+pub use finish::FinishTimeouts;
 
 use crate::destination::{Common, Condition, Destination};
 use crate::leases::Leases;
-use crate::report::{PassEnd, Report};
+use crate::report::{PassCounts, PassEnd};
 use crate::runtime::{Orders, Runtime};
-use crate::settings::{Described, Settings};
+use crate::settings::{Described, WorkerSettings};
 use outbox_core::engine::{DueSchedule, Held, Sharing};
 use outbox_core::settle::Ended;
 use outbox_core::standbys::Progress;
@@ -66,11 +66,11 @@ pub struct Worker<R: Runtime> {
     /// That request, until it is done.
     task: Option<Task>,
     /// The report of this pass so far.
-    report: Report,
+    report: PassCounts,
 }
 
 impl<R: Runtime> Worker<R> {
-    pub fn new(runtime: R, sharing: Sharing, settings: Settings, not_adopted: Option<String>) -> Self {
+    pub fn new(runtime: R, sharing: Sharing, settings: WorkerSettings, not_adopted: Option<String>) -> Self {
         let (now, now_us) = (runtime.now(), runtime.now_us());
         Self {
             common: Common {
@@ -102,7 +102,7 @@ impl<R: Runtime> Worker<R> {
             leaves_by: None,
             last_request_id: 0,
             task: None,
-            report: Report::default(),
+            report: PassCounts::default(),
         }
     }
 
@@ -110,7 +110,7 @@ impl<R: Runtime> Worker<R> {
         &self.common.runtime
     }
 
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &WorkerSettings {
         &self.common.settings
     }
 
@@ -272,7 +272,7 @@ impl<R: Runtime> Worker<R> {
         let report = std::mem::take(&mut self.report);
         let runtime = &self.common.runtime;
         runtime.end_pass(PassEnd {
-            report: Report {
+            report: PassCounts {
                 claimed: claimed as u64,
                 published: ended.published,
                 failed: ended.retried + ended.all_dead(),

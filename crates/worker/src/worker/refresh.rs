@@ -3,7 +3,7 @@
 use super::Worker;
 use crate::destination::{Destination, STOP_LIMIT};
 use crate::runtime::{Changes, Refresh, Runtime};
-use crate::settings::{Described, Settings};
+use crate::settings::{Described, WorkerSettings};
 use outbox_core::standbys::Progress;
 use std::time::{Duration, Instant};
 
@@ -46,7 +46,7 @@ impl<R: Runtime> Worker<R> {
     }
 
     /// Takes over new settings, and the destinations under them.
-    pub fn take_settings(&mut self, settings: Settings) {
+    pub fn take_settings(&mut self, settings: WorkerSettings) {
         if settings.standbys != self.common.settings.standbys {
             self.common.standbys = Progress::default(); // what other standbys had, and how long messages waited for them
         }

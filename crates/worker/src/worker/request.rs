@@ -2,7 +2,7 @@
 
 use super::Worker;
 use crate::destination::Destination;
-use crate::report::Report;
+use crate::report::PassCounts;
 use crate::runtime::{Orders, Runtime};
 use outbox_core::engine::Request;
 use std::time::Instant;
@@ -13,7 +13,7 @@ pub(super) struct Task {
     pub request: Request,
     pub began: Instant,
     pub purged: bool,
-    pub report: Report,
+    pub report: PassCounts,
 }
 
 impl<R: Runtime> Worker<R> {
@@ -35,7 +35,7 @@ impl<R: Runtime> Worker<R> {
             request,
             began: now,
             purged: false,
-            report: Report::default(),
+            report: PassCounts::default(),
         });
         for destination in &mut self.destinations {
             destination.begin_request(request);

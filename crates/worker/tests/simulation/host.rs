@@ -4,7 +4,7 @@
 use super::config::{Config, DESTINATIONS, Flaw};
 use super::fast_path::{SLOTS, State};
 use super::memory::{Entry, Memory, class};
-use super::publisher::Publisher;
+use super::publisher::DestinationPublisher;
 use super::run::Shared;
 use super::world::{
     World, as_claimed, claimed, destination_number, key_name, key_number, name, note_expiring, note_taken,
@@ -13,7 +13,7 @@ use super::world::{
 use outbox_core::engine::{
     Batch, Bounds, Claimed, DueCounters, DueMessages, Held, Lane, Settlement, SlotId, StatementTimeout, Tables,
 };
-use outbox_core::key_order::{Found, OrderedKey};
+use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Pointer, Text};
 use outbox_core::open_transactions::OpenTransaction;
@@ -23,7 +23,9 @@ use outbox_core::settle::{Blocks, Ending, RetryPolicy, Rules};
 use outbox_core::standbys::{Replication, Standby, Standbys};
 use outbox_transport::target::{Amqp, Certificates, Limits, Protocol, Target};
 use outbox_transport::{AllowList, ExchangeType, NotStarted};
-use outbox_worker::{Changes, Orders, PassEnd, Plan, Refresh, Report, Settings, Status, Tended};
+use outbox_worker::{
+    Changes, ConnectionStatus, LeaseChanges, Orders, PassCounts, PassEnd, Refresh, Tended, WorkerSettings,
+};
 use std::cell::Cell;
 use std::fmt::Arguments;
 use std::rc::{Rc, Weak};
@@ -177,7 +179,7 @@ impl Host {
 const STANDBY: &str = "standby";
 
 /// The settings of the server.
-pub fn settings(config: &Config, enabled: bool) -> Settings {
+pub fn settings(config: &Config, enabled: bool) -> WorkerSettings {
     let rules = Rules {
         retry: RetryPolicy {
             max_attempts: 4,
@@ -187,7 +189,7 @@ pub fn settings(config: &Config, enabled: bool) -> Settings {
         dead_blocks: config.dead_blocks,
         ordering: config.ordering,
     };
-    Settings {
+    WorkerSettings {
         enabled,
         rules,
         limits: Limits::default(),
@@ -220,7 +222,7 @@ pub fn settings(config: &Config, enabled: bool) -> Settings {
 
 impl outbox_worker::Runtime for Host {
     type Tables = Self;
-    type Publisher = Publisher;
+    type Publisher = DestinationPublisher;
     const HAS_FAST_PATH: bool = true;
     const PURGE_EVERY: Option<Duration> = None;
 
@@ -259,13 +261,17 @@ impl outbox_worker::Runtime for Host {
 
     // ---- a destination ----------------------------------------------------------------------------------------------
 
-    fn start(&self, _: &Target, connection: &str) -> Result<Publisher, NotStarted> {
+    fn start(&self, _: &Target, connection: &str) -> Result<DestinationPublisher, NotStarted> {
         let is_it = |name: &&&str| connection.ends_with(*name);
         let destination = DESTINATIONS
             .iter()
             .find(is_it)
             .map_or(0, |name| destination_number(name));
-        Ok(Publisher::start(self.simulation.clone(), self.worker, destination))
+        Ok(DestinationPublisher::start(
+            self.simulation.clone(),
+            self.worker,
+            destination,
+        ))
     }
 
     // ---- control ----------------------------------------------------------------------------------------------------
@@ -296,7 +302,7 @@ impl outbox_worker::Runtime for Host {
         false
     }
 
-    fn answer(&self, _: u32, _: &Report, _: bool) {}
+    fn answer(&self, _: u32, _: &PassCounts, _: bool) {}
 
     // ---- settings ---------------------------------------------------------------------------------------------------
 
@@ -323,7 +329,7 @@ impl outbox_worker::Runtime for Host {
 
     // ---- leases -----------------------------------------------------------------------------------------------------
 
-    fn tend(&self, _: bool, plan: &mut dyn FnMut(&[String], &[Lease]) -> Plan) -> Result<Tended, Failed> {
+    fn tend(&self, _: bool, plan: &mut dyn FnMut(&[String], &[Lease]) -> LeaseChanges) -> Result<Tended, Failed> {
         self.interrupt();
         if self.with(|world| world.leases_locked || world.store_fails()) {
             return Err(Failed::Locked);
@@ -479,7 +485,7 @@ impl outbox_worker::Runtime for Host {
 
     fn settled(&self, _: &str, _: &[Settlement]) {}
 
-    fn report(&self, _: &str, _: Option<&Status>, _: Option<i64>) -> Result<(), Failed> {
+    fn report(&self, _: &str, _: Option<&ConnectionStatus>, _: Option<i64>) -> Result<(), Failed> {
         self.transaction(|_, _| ())
     }
 
@@ -690,14 +696,14 @@ impl Tables for Host {
         })
     }
 
-    fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<Found>, Failed> {
+    fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<BlockedKey>, Failed> {
         self.transaction(|world, _| {
             if world.config.flaw == Some(Flaw::BlockedKeysForgotten) {
                 return Vec::new();
             }
             let partitions: Vec<u16> = partitions.iter().map(|partition| partition.index()).collect();
             let blocked_keys = world.tables.blocked_keys(&partitions).into_iter();
-            let found = blocked_keys.map(|((partition, destination, key), (blocker, followers))| Found {
+            let found = blocked_keys.map(|((partition, destination, key), (blocker, followers))| BlockedKey {
                 key: OrderedKey {
                     partition: partition_of(partition),
                     destination: DESTINATIONS[destination].into(),

@@ -262,13 +262,13 @@ fn no_route() -> Outcome {
 
 // ---- as the worker sees it ------------------------------------------------------------------------------------------
 
-pub struct Publisher {
+pub struct DestinationPublisher {
     simulation: Weak<Shared>,
     worker: usize,
     destination: usize,
 }
 
-impl Publisher {
+impl DestinationPublisher {
     pub fn start(simulation: Weak<Shared>, worker: usize, destination: usize) -> Self {
         let publisher = Self {
             simulation,
@@ -285,7 +285,7 @@ impl Publisher {
     }
 }
 
-impl outbox_worker::Publisher for Publisher {
+impl outbox_worker::DestinationPublisher for DestinationPublisher {
     fn publish(&self, batch: Vec<Publication>) -> Result<(), Vec<Publication>> {
         let (worker, destination) = (self.worker, self.destination);
         self.with(|world| {

@@ -4,7 +4,7 @@ use super::config::Config;
 use super::host::{Host, LEASE_RENEW_MS, LEASE_TTL_MS, settings};
 use super::world::{World, unfinished};
 use outbox_core::engine::{Request, Sharing};
-use outbox_worker::{Budget, Pass};
+use outbox_worker::{FinishTimeouts, Pass};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -15,11 +15,11 @@ const RETRY_MS: u64 = 500;
 /// that should not be lost.
 const CALM_MS: u64 = 15_000;
 const STEPS_BETWEEN_CALMS: u64 = 10_000;
-const LAST: Budget = Budget {
+const LAST: FinishTimeouts = FinishTimeouts {
     outcomes: Duration::from_millis(20),
-    words: Duration::ZERO,
+    close: Duration::ZERO,
     settles: Duration::from_secs(60),
-    settles_meanwhile: false,
+    settles_before_close: false,
 };
 
 struct Process {
@@ -267,11 +267,11 @@ impl Shared {
         let Some(mut worker) = process.worker.take() else {
             return;
         };
-        let budget = Budget {
-            settles_meanwhile: self.with(|world| world.dice.chance(5_000)),
+        let timeouts = FinishTimeouts {
+            settles_before_close: self.with(|world| world.dice.chance(5_000)),
             ..LAST
         };
-        _ = worker.finish(&budget, &mut |_, _| {
+        _ = worker.finish(&timeouts, &mut |_, _| {
             self.with(|world| {
                 world.now_ms += 5;
                 world.step_of_brokers(number);

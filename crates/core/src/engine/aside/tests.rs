@@ -2,7 +2,7 @@
 
 use crate::engine::tests::{batch, partition, publication, settle, with_tables};
 use crate::engine::*;
-use crate::key_order::{Found, OrderedKey};
+use crate::key_order::{BlockedKey, OrderedKey};
 use crate::message::{Event, Outcome, Pointer};
 use crate::open_transactions::OpenTransaction;
 use crate::settle::{Blocks, Ordering, RetryPolicy};
@@ -91,10 +91,10 @@ impl Tables for RefCell<Table> {
         })
     }
 
-    fn blocked_keys(&self, _: &[Partition]) -> Result<Vec<Found>, Infallible> {
+    fn blocked_keys(&self, _: &[Partition]) -> Result<Vec<BlockedKey>, Infallible> {
         let table = self.borrow();
         let all = table.backs_off.keys().chain(&table.behind);
-        let found = |seq: &i64| Found {
+        let found = |seq: &i64| BlockedKey {
             key: OrderedKey::of(&rows(&[*seq]).rows[0].pointer, Ordering::Key).expect("a key"),
             blocker: table.backs_off.keys().copied().find(|failed| key(*failed) == key(*seq)),
             followers: table.behind.iter().any(|behind| key(*behind) == key(*seq)),

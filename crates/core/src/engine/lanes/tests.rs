@@ -7,7 +7,7 @@ use crate::engine::{
     Batch, Bounds, Claimed, DueCounters, DueMessages, DueSchedule, Engine, Held, Lane, Memory, Portion, RowId,
     Settlement, Sharing, StatementTimeout, Tables,
 };
-use crate::key_order::{Handle, OrderedKey};
+use crate::key_order::{MessageHandle, OrderedKey};
 use crate::message::{Event, Outcome, Pointer, Properties, Publication};
 use crate::open_transactions::{FILTER_WORDS, OpenTransaction, filter_bit, lane_crc};
 use crate::settle::RetryPolicy;
@@ -145,12 +145,12 @@ impl Tables for RefCell<Table> {
         })
     }
 
-    fn blocked_keys(&self, _: &[Partition]) -> Result<Vec<Found>, Infallible> {
+    fn blocked_keys(&self, _: &[Partition]) -> Result<Vec<BlockedKey>, Infallible> {
         let table = self.borrow();
         let blockers = table.waiting.iter().chain(&table.dead).map(|seq| (*seq, Some(*seq)));
         let found = blockers.chain(table.behind.iter().map(|seq| (*seq, None)));
         Ok(found
-            .map(|(seq, blocker)| Found {
+            .map(|(seq, blocker)| BlockedKey {
                 key: OrderedKey {
                     partition: partition(),
                     destination: "d".into(),
@@ -189,7 +189,7 @@ fn engine() -> Engine {
 
 /// Settles, claims and hands over. Returns the handle and the seq of each message that is sent, and the key by which a
 /// transport orders it.
-fn pass(engine: &mut Engine, table: &mut Table) -> Vec<(Handle, i64, Option<String>)> {
+fn pass(engine: &mut Engine, table: &mut Table) -> Vec<(MessageHandle, i64, Option<String>)> {
     settle(engine, table, 0, Portion::Full);
     let (sessions, now_ms) = (Sessions(table.open.clone()), table.now_ms);
     let make = |handle, pointer: &Pointer, _: &Event| {
@@ -216,11 +216,11 @@ fn pass(engine: &mut Engine, table: &mut Table) -> Vec<(Handle, i64, Option<Stri
     sent
 }
 
-fn seqs(sent: &[(Handle, i64, Option<String>)]) -> Vec<i64> {
+fn seqs(sent: &[(MessageHandle, i64, Option<String>)]) -> Vec<i64> {
     sent.iter().map(|(_, seq, _)| *seq).collect()
 }
 
-fn answer(engine: &mut Engine, sent: &[(Handle, i64, Option<String>)], outcome: impl Fn(i64) -> Outcome) {
+fn answer(engine: &mut Engine, sent: &[(MessageHandle, i64, Option<String>)], outcome: impl Fn(i64) -> Outcome) {
     for (handle, seq, _) in sent {
         engine.on_outcome(*handle, &outcome(*seq), &RULES, 0, 0);
     }

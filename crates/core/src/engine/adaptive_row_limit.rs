@@ -9,17 +9,17 @@
 use super::batch::{Batch, CLAIM_BYTES_MAX};
 
 /// The limit on rows of the next claim.
-pub(super) struct Appetite {
+pub(super) struct AdaptiveRowLimit {
     rows: u32,
 }
 
-impl Default for Appetite {
+impl Default for AdaptiveRowLimit {
     fn default() -> Self {
         Self { rows: u32::MAX }
     }
 }
 
-impl Appetite {
+impl AdaptiveRowLimit {
     /// The number of rows to ask for: `limit`, or less if a claim was cut.
     pub fn of(&self, limit: u32) -> u32 {
         limit.min(self.rows)
@@ -72,17 +72,17 @@ mod tests {
 
     #[test]
     fn a_claim_asks_for_as_many_rows_as_the_last_cut_claim_and_more_while_messages_are_small() {
-        let mut appetite = Appetite::default();
-        assert_eq!(appetite.of(1000), 1000);
-        appetite.record(&batch(8, 4 << 20, true));
-        assert_eq!(appetite.of(1000), 8);
-        appetite.record(&batch(8, 4 << 20, false));
-        assert_eq!(appetite.of(1000), 8, "a ninth row would not have fitted");
+        let mut limit = AdaptiveRowLimit::default();
+        assert_eq!(limit.of(1000), 1000);
+        limit.record(&batch(8, 4 << 20, true));
+        assert_eq!(limit.of(1000), 8);
+        limit.record(&batch(8, 4 << 20, false));
+        assert_eq!(limit.of(1000), 8, "a ninth row would not have fitted");
         for more in [13, 20, 31] {
-            appetite.record(&batch(3, 10, false));
-            assert_eq!(appetite.of(1000), more);
+            limit.record(&batch(3, 10, false));
+            assert_eq!(limit.of(1000), more);
         }
-        appetite.record(&batch(0, 0, true));
-        assert_eq!(appetite.of(1000), 1);
+        limit.record(&batch(0, 0, true));
+        assert_eq!(limit.of(1000), 1);
     }
 }
