@@ -480,6 +480,18 @@ $$;
 comment on function outbox_internal.purge_workers() is
   'Worker protocol: removes workers that have ended, and those outside whose heartbeat ended more than a minute ago.';
 
+create function outbox_internal.crash_weight(crashes integer, bytes_max bigint)
+returns bigint language sql immutable parallel safe as $$
+  select case
+    when $1 operator(pg_catalog.=) 0 then 0
+    when $1 operator(pg_catalog.=) 1 then $2 operator(pg_catalog./) 100
+    when $1 operator(pg_catalog.=) 2 then $2 operator(pg_catalog./) 10
+    else $2 end;
+$$;
+comment on function outbox_internal.crash_weight(integer, bigint) is
+  'The share of a claim that a message takes with which workers crashed: after one crash a hundred fit, after two ten,'
+  ' then one. So the next crash charges few messages in addition to the one that caused it.';
+
 create or replace function outbox_internal.claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], cursors bigint[],
   bytes_max bigint, read_limit bigint default 9223372036854775807
@@ -492,7 +504,7 @@ security definer set search_path = pg_catalog, pg_temp as $$
     cross join lateral (
       select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq,
              o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
-             coalesce(e.body_bytes, 0) + outbox_internal.suspicion(
+             coalesce(e.body_bytes, 0) + outbox_internal.crash_weight(
                o.crashes + case when o.claim_token is null then 0 else 1 end, $7) as share, e.ctid as event_tid
       from @extschema@.outbox o left join @extschema@.outbox_events e on e.seq = o.seq
       where o.destination = $2 and o.partition = l.partition and o.seq > l.cursor and o.seq <= $8
@@ -598,7 +610,7 @@ set search_path = pg_catalog, pg_temp as $$
     select l.row_tid, l.wal_position, l.seq, case when l.claim_token is null then 0 else 1 end as crashed,
            sum(x.share) over (order by l.seq) - x.share as bytes_before, e.ctid as event_tid
     from locked l left join @extschema@.outbox_events e on e.seq = l.seq
-    cross join lateral (select coalesce(e.body_bytes, 0) + outbox_internal.suspicion(
+    cross join lateral (select coalesce(e.body_bytes, 0) + outbox_internal.crash_weight(
       l.crashes + case when l.claim_token is null then 0 else 1 end, $5) as share) x
   ), claimed as (
     -- Another worker may claim the row once claim_until has passed and this worker no longer renews its claims.
@@ -1097,6 +1109,10 @@ begin
   return true;
 end
 $$;
+comment on function @extschema@.outbox_retry(bigint, text, text) is
+  'Brings a dead message back, or makes one that waits for a time due immediately; its attempts start again, and it no'
+  ' longer expires. False if there is none, and for one that waits behind another of its key.';
+
 create or replace function @extschema@.outbox_discard(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -1614,7 +1630,7 @@ begin
     raise notice 'the events themselves are in %', (select s.relation from @extschema@.outbox_source s)
       using hint = 'Erase them there; the only other messages that are found are those whose key is the aggregate.';
   end if;
-  -- Locked first: no session enqueues one of them again meanwhile.
+  -- Locked first: no session enqueues one of them again until then.
   events := case when coalesce(dry_run, true) then array(
     select e.seq from @extschema@.outbox_events e
     where e.aggregate_id = who and e.aggregate_type is not distinct from kind)
@@ -1820,7 +1836,7 @@ begin
     where c.remark is null;
     return;
   end if;
-  -- Messages behind one that has ended meanwhile: the first of each key. In a partition with one order, all that wait
+  -- Messages behind one that has ended since: the first of each key. In a partition with one order, all that wait
   -- by their key from before that order was set.
   perform from outbox_internal.make_ready(array(
     select w.ctid from outbox_internal.blocked_keys(settings.partitions) g
@@ -2770,7 +2786,7 @@ select 'retrying', null,
               case when r.n = 10000 then '10000 or more' else r.n::text end, w.seq, w.destination,
               date_trunc('seconds', w.enqueued_at), w.last_error),
        'select seq, destination, attempts, last_error from outbox_messages where status = ''retrying''; correct the cause,'
-       ' then outbox_retry(seq, destination) tries at once'
+       ' then outbox_retry(seq, destination) tries immediately'
 from (select x.* from @extschema@.outbox_waiting x where x.state = 'b' and x.attempts >= 3 order by x.seq limit 1) w
 cross join (select count(*) as n from (select from @extschema@.outbox_waiting x
                                        where x.state = 'b' and x.attempts >= 3 limit 10000) x) r
@@ -3068,6 +3084,10 @@ begin
   end if;
 end
 $$;
+comment on function @extschema@.outbox_check(text) is
+  'Whether a destination can be used, step by step; ok is NULL where that is not known. Workers that are not connected'
+  ' try immediately; it waits for their answer, 5 s at most.';
+
 create function outbox_internal.message_rows(
   of_seq bigint, out seq bigint, out destination text, out partition_key text, out partition smallint, out key text,
   out status text, out attempts integer, out crashes smallint, out available_at timestamptz,
@@ -3399,6 +3419,10 @@ begin
   return pass;
 end
 $$;
+comment on function @extschema@.outbox_run_pass(interval) is
+  'One pass of every worker of this database, immediately: claim, publish, settle. Waits for its end and returns the'
+  ' result of all workers together, in the 13 keys of a pass.';
+
 create or replace function @extschema@.outbox_relay(
   max_rows integer default 100, timeout interval default '30 s', out messages bigint, out published bigint,
   out failed bigint, out dead bigint, out waiting bigint, out ok boolean
@@ -3489,7 +3513,7 @@ $$;
 comment on function outbox_internal.work_wait(bigint[], integer, integer, boolean) is
   'Worker outside: waits until there may be work, at most timeout_ms. in_flight is the number of messages that it has'
   ' in flight; leases_changed: the other workers must read the leases. Returns four counters to pass next (commits,'
-  ' workers, unblocked and scheduled messages), and whether to leave: 1 at once, 2 in order, for a statement in this'
+  ' workers, unblocked and scheduled messages), and whether to leave: 1 immediately, 2 in order, for a statement in this'
   ' database.';
 
 alter function outbox_internal.work_begin rename to work_begin_old;
@@ -3741,6 +3765,7 @@ drop function outbox_internal.trim_audit;
 drop function outbox_internal.check_partitioner;
 drop function outbox_internal.trim_history;
 drop function outbox_internal.expire_firsts;
+drop function outbox_internal.suspicion;
 drop function outbox_internal.readable;
 drop function outbox_internal.source_rows;
 drop function outbox_internal.is_fast_in_flight;
@@ -3787,6 +3812,7 @@ begin
         'leases',
         'leave',
         'purge_workers',
+        'crash_weight',
         'claim',
         'claim_waiting',
         'waits',

@@ -95,7 +95,7 @@ begin
         end if;
       end if;
     exception when duplicate_object or unique_violation then
-      null; -- created meanwhile by a CREATE EXTENSION in another database
+      null; -- created in the meantime by a CREATE EXTENSION in another database
     end;
     -- Whoever made a role before may have kept a way into it. Members of the groups may be those of another database.
     select f.* into flaw
@@ -387,7 +387,7 @@ comment on function outbox_internal.record_dead(bigint, bigint, bigint) is
   'At COMMIT, adds "more" to the counter of dead letters in shared memory, and "more_block" to that of dead letters'
   ' that block others. seq: that of the dead letter.';
 
--- A trigger, so that rows that a person writes or removes are counted too.
+-- A trigger, so that rows that an operator writes or removes are counted too.
 create function outbox_internal.dead_changed() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -715,7 +715,7 @@ comment on function outbox_internal.withdraw_unless_taken(text, smallint, bigint
 
 -- Publication policy: a trigger on an event table enqueues the rows that a condition chooses. Everything that the
 -- trigger needs is in its one argument, so a dump of the table contains it; src/session/capture.rs reads it. Only the
--- trigger on outbox_events needs a table beside it, because a dump omits the triggers on tables of an extension. Lock
+-- trigger on outbox_events needs a second table, because a dump omits the triggers on tables of an extension. Lock
 -- order: the table of the user first; CREATE TRIGGER waits for its writers.
 
 create function @extschema@.outbox_attached() returns trigger language c volatile parallel unsafe
@@ -1589,7 +1589,7 @@ comment on function outbox_internal.remarks(bigint, bigint, bigint, boolean) is
   ' missed, paused.';
 
 -- No SET clause: it is inlined into the claims.
-create function outbox_internal.suspicion(crashes integer, bytes_max bigint)
+create function outbox_internal.crash_weight(crashes integer, bytes_max bigint)
 returns bigint language sql immutable parallel safe as $$
   select case
     when $1 operator(pg_catalog.=) 0 then 0
@@ -1597,9 +1597,9 @@ returns bigint language sql immutable parallel safe as $$
     when $1 operator(pg_catalog.=) 2 then $2 operator(pg_catalog./) 10
     else $2 end;
 $$;
-comment on function outbox_internal.suspicion(integer, bigint) is
+comment on function outbox_internal.crash_weight(integer, bigint) is
   'The share of a claim that a message takes with which workers crashed: after one crash a hundred fit, after two ten,'
-  ' then one. So the next crash charges few messages beside the one that caused it.';
+  ' then one. So the next crash charges few messages in addition to the one that caused it.';
 
 -- A claim takes pointers, limited by body_bytes, and reads only their events, at its very end. Rows of a CTE, of a sort
 -- and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins sorted
@@ -1621,7 +1621,7 @@ security definer set search_path = pg_catalog, pg_temp as $$
     cross join lateral (
       select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq,
              o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
-             coalesce(e.body_bytes, 0) + outbox_internal.suspicion(
+             coalesce(e.body_bytes, 0) + outbox_internal.crash_weight(
                o.crashes + case when o.claim_token is null then 0 else 1 end, $7) as share, e.ctid as event_tid
       from @extschema@.outbox o left join @extschema@.outbox_events e on e.seq = o.seq
       where o.destination = $2 and o.partition = l.partition and o.seq > l.cursor and o.seq <= $8
@@ -1738,7 +1738,7 @@ set search_path = pg_catalog, pg_temp as $$
     select l.row_tid, l.wal_position, l.seq, case when l.claim_token is null then 0 else 1 end as crashed,
            sum(x.share) over (order by l.seq) - x.share as bytes_before, e.ctid as event_tid
     from locked l left join @extschema@.outbox_events e on e.seq = l.seq
-    cross join lateral (select coalesce(e.body_bytes, 0) + outbox_internal.suspicion(
+    cross join lateral (select coalesce(e.body_bytes, 0) + outbox_internal.crash_weight(
       l.crashes + case when l.claim_token is null then 0 else 1 end, $5) as share) x
   ), claimed as (
     -- Another worker may claim the row once claim_until has passed and this worker no longer renews its claims.
@@ -2473,7 +2473,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_retry(bigint, text, text) is
-  'Brings a dead message back, or makes one that waits for a time due at once; its attempts start again, and it no'
+  'Brings a dead message back, or makes one that waits for a time due immediately; its attempts start again, and it no'
   ' longer expires. False if there is none, and for one that waits behind another of its key.';
 
 create function @extschema@.outbox_discard(seq bigint, destination text default null, reason text default null)
@@ -3236,7 +3236,7 @@ begin
     raise notice 'the events themselves are in %', (select s.relation from @extschema@.outbox_source s)
       using hint = 'Erase them there; the only other messages that are found are those whose key is the aggregate.';
   end if;
-  -- Locked first: no session enqueues one of them again meanwhile.
+  -- Locked first: no session enqueues one of them again until then.
   events := case when coalesce(dry_run, true) then array(
     select e.seq from @extschema@.outbox_events e
     where e.aggregate_id = who and e.aggregate_type is not distinct from kind)
@@ -3484,7 +3484,7 @@ begin
     where c.remark is null;
     return;
   end if;
-  -- Messages behind one that has ended meanwhile: the first of each key. In a partition with one order, all that wait
+  -- Messages behind one that has ended since: the first of each key. In a partition with one order, all that wait
   -- by their key from before that order was set.
   perform from outbox_internal.make_ready(array(
     select w.ctid from outbox_internal.blocked_keys(settings.partitions) g
@@ -4536,7 +4536,7 @@ select 'retrying', null,
               case when r.n = 10000 then '10000 or more' else r.n::text end, w.seq, w.destination,
               date_trunc('seconds', w.enqueued_at), w.last_error),
        'select seq, destination, attempts, last_error from outbox_messages where status = ''retrying''; correct the cause,'
-       ' then outbox_retry(seq, destination) tries at once'
+       ' then outbox_retry(seq, destination) tries immediately'
 from (select x.* from @extschema@.outbox_waiting x where x.state = 'b' and x.attempts >= 3 order by x.seq limit 1) w
 cross join (select count(*) as n from (select from @extschema@.outbox_waiting x
                                        where x.state = 'b' and x.attempts >= 3 limit 10000) x) r
@@ -4880,7 +4880,7 @@ end
 $$;
 comment on function @extschema@.outbox_check(text) is
   'Whether a destination can be used, step by step; ok is NULL where that is not known. Workers that are not connected'
-  ' try at once; it waits for their answer, 5 s at most.';
+  ' try immediately; it waits for their answer, 5 s at most.';
 
 -- ---- sql/src/53_why.sql
 
@@ -5118,7 +5118,7 @@ comment on function @extschema@.outbox_why(bigint, text) is
 
 -- ---- sql/src/54_request.sql
 
--- One pass of the workers at once, and delivery on request. A session opens no socket: it posts a request to the
+-- One pass of the workers immediately, and delivery on request. A session opens no socket: it posts a request to the
 -- workers in shared memory and waits for their answers. It only reads; its request ends with its transaction at the
 -- latest.
 
@@ -5240,7 +5240,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_run_pass(interval) is
-  'One pass of every worker of this database, at once: claim, publish, settle. Waits for its end and returns the'
+  'One pass of every worker of this database, immediately: claim, publish, settle. Waits for its end and returns the'
   ' result of all workers together, in the 13 keys of a pass.';
 
 -- ---- delivery by hand -----------------------------------------------------------------------------------------------
@@ -5412,7 +5412,7 @@ create function outbox_internal.work_wait(
 comment on function outbox_internal.work_wait(bigint[], integer, integer, boolean) is
   'Worker outside: waits until there may be work, at most timeout_ms. in_flight is the number of messages that it has'
   ' in flight; leases_changed: the other workers must read the leases. Returns four counters to pass next (commits,'
-  ' workers, unblocked and scheduled messages), and whether to leave: 1 at once, 2 in order, for a statement in this'
+  ' workers, unblocked and scheduled messages), and whether to leave: 1 immediately, 2 in order, for a statement in this'
   ' database.';
 
 -- ---- what a worker outside calls: its life --------------------------------------------------------------------------
@@ -5814,7 +5814,7 @@ values (pg_catalog.current_setting('outbox.partition_count')::smallint,
 
 insert into @extschema@.outbox_identity default values;
 
--- Checked again: another role may have created a function meanwhile. Roles that may still create later do not raise an
+-- Checked again: another role may have created a function in the meantime. Roles that may still create later do not raise an
 -- error but a warning.
 do $schema$
 declare

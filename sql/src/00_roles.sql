@@ -90,7 +90,7 @@ begin
         end if;
       end if;
     exception when duplicate_object or unique_violation then
-      null; -- created meanwhile by a CREATE EXTENSION in another database
+      null; -- created in the meantime by a CREATE EXTENSION in another database
     end;
     -- Whoever made a role before may have kept a way into it. Members of the groups may be those of another database.
     select f.* into flaw

@@ -197,7 +197,7 @@ comment on function outbox_internal.record_dead(bigint, bigint, bigint) is
   'At COMMIT, adds "more" to the counter of dead letters in shared memory, and "more_block" to that of dead letters'
   ' that block others. seq: that of the dead letter.';
 
--- A trigger, so that rows that a person writes or removes are counted too.
+-- A trigger, so that rows that an operator writes or removes are counted too.
 create function outbox_internal.dead_changed() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin

@@ -1,6 +1,6 @@
 -- Publication policy: a trigger on an event table enqueues the rows that a condition chooses. Everything that the
 -- trigger needs is in its one argument, so a dump of the table contains it; src/session/capture.rs reads it. Only the
--- trigger on outbox_events needs a table beside it, because a dump omits the triggers on tables of an extension. Lock
+-- trigger on outbox_events needs a second table, because a dump omits the triggers on tables of an extension. Lock
 -- order: the table of the user first; CREATE TRIGGER waits for its writers.
 
 create function @extschema@.outbox_attached() returns trigger language c volatile parallel unsafe

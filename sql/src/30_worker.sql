@@ -304,7 +304,7 @@ comment on function outbox_internal.remarks(bigint, bigint, bigint, boolean) is
   ' missed, paused.';
 
 -- No SET clause: it is inlined into the claims.
-create function outbox_internal.suspicion(crashes integer, bytes_max bigint)
+create function outbox_internal.crash_weight(crashes integer, bytes_max bigint)
 returns bigint language sql immutable parallel safe as $$
   select case
     when $1 operator(pg_catalog.=) 0 then 0
@@ -312,9 +312,9 @@ returns bigint language sql immutable parallel safe as $$
     when $1 operator(pg_catalog.=) 2 then $2 operator(pg_catalog./) 10
     else $2 end;
 $$;
-comment on function outbox_internal.suspicion(integer, bigint) is
+comment on function outbox_internal.crash_weight(integer, bigint) is
   'The share of a claim that a message takes with which workers crashed: after one crash a hundred fit, after two ten,'
-  ' then one. So the next crash charges few messages beside the one that caused it.';
+  ' then one. So the next crash charges few messages in addition to the one that caused it.';
 
 -- A claim takes pointers, limited by body_bytes, and reads only their events, at its very end. Rows of a CTE, of a sort
 -- and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins sorted
@@ -336,7 +336,7 @@ security definer set search_path = pg_catalog, pg_temp as $$
     cross join lateral (
       select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq,
              o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
-             coalesce(e.body_bytes, 0) + outbox_internal.suspicion(
+             coalesce(e.body_bytes, 0) + outbox_internal.crash_weight(
                o.crashes + case when o.claim_token is null then 0 else 1 end, $7) as share, e.ctid as event_tid
       from @extschema@.outbox o left join @extschema@.outbox_events e on e.seq = o.seq
       where o.destination = $2 and o.partition = l.partition and o.seq > l.cursor and o.seq <= $8
@@ -453,7 +453,7 @@ set search_path = pg_catalog, pg_temp as $$
     select l.row_tid, l.wal_position, l.seq, case when l.claim_token is null then 0 else 1 end as crashed,
            sum(x.share) over (order by l.seq) - x.share as bytes_before, e.ctid as event_tid
     from locked l left join @extschema@.outbox_events e on e.seq = l.seq
-    cross join lateral (select coalesce(e.body_bytes, 0) + outbox_internal.suspicion(
+    cross join lateral (select coalesce(e.body_bytes, 0) + outbox_internal.crash_weight(
       l.crashes + case when l.claim_token is null then 0 else 1 end, $5) as share) x
   ), claimed as (
     -- Another worker may claim the row once claim_until has passed and this worker no longer renews its claims.

@@ -143,7 +143,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_retry(bigint, text, text) is
-  'Brings a dead message back, or makes one that waits for a time due at once; its attempts start again, and it no'
+  'Brings a dead message back, or makes one that waits for a time due immediately; its attempts start again, and it no'
   ' longer expires. False if there is none, and for one that waits behind another of its key.';
 
 create function @extschema@.outbox_discard(seq bigint, destination text default null, reason text default null)

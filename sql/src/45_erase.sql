@@ -28,7 +28,7 @@ begin
     raise notice 'the events themselves are in %', (select s.relation from @extschema@.outbox_source s)
       using hint = 'Erase them there; the only other messages that are found are those whose key is the aggregate.';
   end if;
-  -- Locked first: no session enqueues one of them again meanwhile.
+  -- Locked first: no session enqueues one of them again until then.
   events := case when coalesce(dry_run, true) then array(
     select e.seq from @extschema@.outbox_events e
     where e.aggregate_id = who and e.aggregate_type is not distinct from kind)

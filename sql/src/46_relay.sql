@@ -146,7 +146,7 @@ begin
     where c.remark is null;
     return;
   end if;
-  -- Messages behind one that has ended meanwhile: the first of each key. In a partition with one order, all that wait
+  -- Messages behind one that has ended since: the first of each key. In a partition with one order, all that wait
   -- by their key from before that order was set.
   perform from outbox_internal.make_ready(array(
     select w.ctid from outbox_internal.blocked_keys(settings.partitions) g

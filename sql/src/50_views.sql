@@ -726,7 +726,7 @@ select 'retrying', null,
               case when r.n = 10000 then '10000 or more' else r.n::text end, w.seq, w.destination,
               date_trunc('seconds', w.enqueued_at), w.last_error),
        'select seq, destination, attempts, last_error from outbox_messages where status = ''retrying''; correct the cause,'
-       ' then outbox_retry(seq, destination) tries at once'
+       ' then outbox_retry(seq, destination) tries immediately'
 from (select x.* from @extschema@.outbox_waiting x where x.state = 'b' and x.attempts >= 3 order by x.seq limit 1) w
 cross join (select count(*) as n from (select from @extschema@.outbox_waiting x
                                        where x.state = 'b' and x.attempts >= 3 limit 10000) x) r

@@ -143,4 +143,4 @@ end
 $$;
 comment on function @extschema@.outbox_check(text) is
   'Whether a destination can be used, step by step; ok is NULL where that is not known. Workers that are not connected'
-  ' try at once; it waits for their answer, 5 s at most.';
+  ' try immediately; it waits for their answer, 5 s at most.';

@@ -1,4 +1,4 @@
--- One pass of the workers at once, and delivery on request. A session opens no socket: it posts a request to the
+-- One pass of the workers immediately, and delivery on request. A session opens no socket: it posts a request to the
 -- workers in shared memory and waits for their answers. It only reads; its request ends with its transaction at the
 -- latest.
 
@@ -120,7 +120,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_run_pass(interval) is
-  'One pass of every worker of this database, at once: claim, publish, settle. Waits for its end and returns the'
+  'One pass of every worker of this database, immediately: claim, publish, settle. Waits for its end and returns the'
   ' result of all workers together, in the 13 keys of a pass.';
 
 -- ---- delivery by hand -----------------------------------------------------------------------------------------------

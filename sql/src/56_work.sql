@@ -72,7 +72,7 @@ create function outbox_internal.work_wait(
 comment on function outbox_internal.work_wait(bigint[], integer, integer, boolean) is
   'Worker outside: waits until there may be work, at most timeout_ms. in_flight is the number of messages that it has'
   ' in flight; leases_changed: the other workers must read the leases. Returns four counters to pass next (commits,'
-  ' workers, unblocked and scheduled messages), and whether to leave: 1 at once, 2 in order, for a statement in this'
+  ' workers, unblocked and scheduled messages), and whether to leave: 1 immediately, 2 in order, for a statement in this'
   ' database.';
 
 -- ---- what a worker outside calls: its life --------------------------------------------------------------------------

@@ -170,7 +170,7 @@ values (pg_catalog.current_setting('outbox.partition_count')::smallint,
 
 insert into @extschema@.outbox_identity default values;
 
--- Checked again: another role may have created a function meanwhile. Roles that may still create later do not raise an
+-- Checked again: another role may have created a function in the meantime. Roles that may still create later do not raise an
 -- error but a warning.
 do $schema$
 declare

@@ -1,4 +1,4 @@
-//! The checks of settings that are texts. Core calls them when a person sets one, and at each start of a session.
+//! The checks of settings that are texts. Core calls them when an operator sets one, and at each start of a session.
 
 use crate::pg::guc::{Refused, check_hook};
 use outbox_core::envelope;

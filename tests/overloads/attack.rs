@@ -112,7 +112,7 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
     let beside =
         "{outbox_amqp_validator,outbox_http_validator,outbox_partition_label,outbox_trim_inbox,attach_name,claim,
                    claim_unleased,has_ended,lease_is_live,locate,partition_label,remarks,
-                   remove_initial_privileges,suspicion}";
+                   remove_initial_privileges,crash_weight}";
     call(
         &cluster,
         "outbox_internal.locate",

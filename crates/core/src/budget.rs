@@ -19,7 +19,7 @@ pub fn split(limit: u32, partitions: u16, rotation: u64) -> Vec<u32> {
 
 /// The share of each partition in a claim. A partition is `saturated` if it filled its share of the last claim, so more
 /// messages wait in it. If all or none are saturated, or if rows are few, it is an even split. Otherwise each other
-/// partition keeps half of an even share, at least one row, so that its new messages are delivered at once. The
+/// partition keeps half of an even share, at least one row, so that its new messages are delivered immediately. The
 /// saturated ones split the rest.
 pub fn shares(limit: u32, saturated: &[bool], rotation: u64) -> Vec<u32> {
     let n = u16::try_from(saturated.len()).unwrap_or(u16::MAX);

@@ -4,7 +4,7 @@
 //!
 //! Each step is an `impl` of [`Engine`] in a separate file: `claim` and `receive`, which share `admit`; `expiry`,
 //! `aside`, `hand_over`, `wake_policy` and `settling`. `leases` and `request` take changes from outside. Their state
-//! beside this struct is in `cursors`, `lanes`, `fast_in_flight`, `progress`, `answers`, `adaptive_row_limit`, `suspects` and
+//! outside this struct is in `cursors`, `lanes`, `fast_in_flight`, `progress`, `answers`, `adaptive_row_limit`, `suspects` and
 //! `under_way`, which do not use [`Engine`]. `due` is a step for all destinations of a worker. `rows`, `batch`, `bounds` and `ports` define the types that the engine shares with its
 //! host.
 
@@ -204,7 +204,7 @@ impl Engine {
         self.ready.is_empty()
     }
 
-    /// Whether the last claim left rows behind, so that the worker claims again at once.
+    /// Whether the last claim left rows behind, so that the worker claims again immediately.
     pub fn wants_more(&self) -> bool {
         (self.full || self.drains) && !self.has_poison_candidates(1) // their outcomes wake the worker
     }
@@ -234,7 +234,7 @@ impl Engine {
     }
 
     /// Whether a message that at least `crashes` workers crashed with is ready or with the publisher. The next crash
-    /// would be charged to all messages that are claimed beside it.
+    /// would be charged to all messages that are claimed with it.
     pub fn has_poison_candidates(&self, crashes: i32) -> bool {
         let is_active =
             |(handle, m): (&MessageHandle, &ClaimedMessage)| m.publication.is_none() || self.ready.contains(handle);

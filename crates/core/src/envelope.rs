@@ -382,7 +382,7 @@ mod tests {
     #[test]
     fn headers_that_pass_at_enqueue_also_pass_with_those_of_outbox() {
         let own = |value_bytes: usize| format!(r#"{{"a": "{}"}}"#, "v".repeat(value_bytes));
-        // less the length of the table and what the one field takes beside its value
+        // less the length of the table and what the one field takes in addition to its value
         let largest = HEADERS_MAX - SYSTEM_HEADERS_RESERVED - 4 - (1 + 1 + 1 + 4);
         assert!(check_headers(&own(largest + 1)).is_err());
         let headers = own(largest);

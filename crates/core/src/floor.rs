@@ -71,7 +71,7 @@ impl Floor {
                 Some(generation << SEQ_BITS | (word & END).min(recorded))
             };
             _ = self.word.fetch_update(SeqCst, SeqCst, lowered);
-            // In this order, so that there is no moment at which neither shows the row. A lower seq recorded meanwhile
+            // In this order, so that there is no moment at which neither shows the row. A lower seq recorded in between
             // stays.
             _ = self.recorded.compare_exchange(recorded, NOTHING, SeqCst, SeqCst);
         }

@@ -18,7 +18,7 @@ pub const SYSTEM_HEADERS: [&str; 8] = [
     "replayed",
 ];
 
-/// Headers that outbox sets beside [`SYSTEM_HEADERS`] with [`Format::Payload`]: members of the envelope's body.
+/// Headers that outbox sets in addition to [`SYSTEM_HEADERS`] with [`Format::Payload`]: members of the envelope's body.
 pub(crate) const PAYLOAD_HEADERS: [&str; 5] = ["key", "operation", "actor", "metadata", "created_at"];
 
 /// The prefix of CloudEvents' bindings for HTTP and for RabbitMQ.

@@ -5,7 +5,7 @@
 //! message is settled only when all messages before it are. If a message fails, the worker first waits for the outcomes
 //! of the messages behind it. Then the failed message and all messages behind it go to `outbox_waiting`. From there the
 //! failed one is sent again alone, and the others follow once it has gone through. If dead letters block, the messages
-//! behind a dead letter stay there until a person decides.
+//! behind a dead letter stay there until an operator decides.
 //!
 //! If the unit of order is a whole partition, only the failed message goes to `outbox_waiting`. The others are released
 //! and stay in `outbox`, and [`crate::engine`] reads the lane only up to the failed one.

@@ -22,7 +22,7 @@ pub struct PassState {
     /// The time until a message of the fast path is to be claimed, in ms, if a claim may be made; None = there is no
     /// such message.
     pub claims_fast_in_ms: Option<u32>,
-    /// How long the worker sleeps, in ms, when it has nothing to do at once.
+    /// How long the worker sleeps, in ms, when it has nothing to do immediately.
     pub idle_backoff_ms: u32,
 }
 

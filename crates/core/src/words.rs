@@ -1,5 +1,5 @@
 //! Closed lists of words in rows, statements and commands. An enum made by [`words!`](crate::words!) has each of them
-//! once, beside its variant.
+//! once, next to its variant.
 
 /// One of a closed list of words.
 pub trait Word: Copy + PartialEq + 'static {

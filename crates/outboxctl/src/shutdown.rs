@@ -10,7 +10,7 @@ use tokio::sync::watch;
 /// The longest time for an orderly end.
 const ORDERLY_END_MAX: Duration = Duration::from_secs(15);
 
-/// The request that the program ends. A second request ends the process at once, without its orderly end.
+/// The request that the program ends. A second request ends the process immediately, without its orderly end.
 #[derive(Clone)]
 pub struct Shutdown {
     is_requested: watch::Sender<bool>,
@@ -60,7 +60,7 @@ impl Shutdown {
             .await;
     }
 
-    /// Requests an orderly end; the second request ends the process at once.
+    /// Requests an orderly end; the second request ends the process immediately.
     pub fn request(&self) {
         self.is_requested.send_replace(true);
         _ = self.requests.send(());

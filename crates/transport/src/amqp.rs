@@ -35,7 +35,7 @@ use unconfirmed::ConfirmWatchdog;
 const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 /// The time limit for lapin's thread to notice that its socket is shut.
 const CUT_LIMIT: Duration = Duration::from_secs(2);
-/// The time limit for each step of connecting to one of several endpoints: the next one may answer at once.
+/// The time limit for each step of connecting to one of several endpoints: the next one may answer immediately.
 const STEP_LIMIT: Duration = Duration::from_secs(5);
 const REFUSED: &str = "a queue refuses messages (basic.nack), and none is confirmed";
 /// The publisher gives up once this number of lapin threads have outlived their sockets: only a new process frees them.

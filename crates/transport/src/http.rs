@@ -150,7 +150,7 @@ impl Poster {
 
     // ---- messages in, outcomes out ----------------------------------------------------------------------------------
 
-    /// During a pause each batch is answered at once, so that the worker can release it.
+    /// During a pause each batch is answered immediately, so that the worker can release it.
     fn wants_batch(&self) -> bool {
         self.rests_until.is_some() || self.order.waiting() < self.shared.config.window
     }
@@ -348,7 +348,7 @@ impl Poster {
         .await;
     }
 
-    /// Handles results until `until`. Returns at once when no message is on its way.
+    /// Handles results until `until`. Returns immediately when no message is on its way.
     async fn finish_until(&mut self, until: Instant, intake: &Intake<'_>) {
         while !self.posting.is_empty() {
             let Ok(Some(mut ended)) = timeout_at(until, self.ended.recv()).await else {

@@ -113,7 +113,7 @@ impl<'a> Intake<'a> {
         self.send_last_outcomes(outcomes.collect());
     }
 
-    /// Runs `work` while there is no connection. Every batch is answered at once, so that the worker can release it.
+    /// Runs `work` while there is no connection. Every batch is answered immediately, so that the worker can release it.
     pub(crate) async fn losing_batches<T>(&mut self, reason: &str, work: impl Future<Output = T>) -> Result<T, StopBy> {
         let mut work = pin!(work);
         loop {
@@ -125,7 +125,7 @@ impl<'a> Intake<'a> {
         }
     }
 
-    /// Runs `work`. Batches wait in the queue meanwhile.
+    /// Runs `work`. Batches wait in the queue until then.
     pub(crate) async fn unless_stopped<T>(&mut self, work: impl Future<Output = T>) -> Result<T, StopBy> {
         tokio::select! {
             biased;

@@ -70,7 +70,7 @@ impl Publishers {
         &self.waker
     }
 
-    /// Starts a publisher, which connects at once and keeps reconnecting. To change the configuration, stop it and start
+    /// Starts a publisher, which connects immediately and keeps reconnecting. To change the configuration, stop it and start
     /// another: a new connection is needed anyway, and outcomes never mix.
     pub fn start(&self, transport: impl Transport) -> io::Result<Publisher> {
         transport.check()?;
@@ -217,7 +217,7 @@ impl Publisher {
     }
 }
 
-/// Blocks every signal in the calling thread until it is dropped. A thread spawned meanwhile inherits the blocked
+/// Blocks every signal in the calling thread until it is dropped. A thread spawned until then inherits the blocked
 /// signals, and so do the threads that it starts.
 ///
 /// On Linux a Postgres latch is SIGURG through a signalfd. The other handlers call longjmp or touch shared state: a

@@ -62,7 +62,7 @@ impl<P: DestinationPublisher> Connection<P> {
         Some(self.stop(CLOSE))
     }
 
-    /// Stops the publisher, so that `ensure` starts another at once instead of later. Returns the last outcomes.
+    /// Stops the publisher, so that `ensure` starts another immediately instead of later. Returns the last outcomes.
     pub fn try_at_once(&mut self, limit: Duration, now: Instant) -> Outcomes {
         self.next_start = now;
         self.stop(limit)

@@ -209,7 +209,7 @@ impl<R: Runtime> Destination<R> {
         is_new
     }
 
-    /// Connects again at once, if a session requested a recheck and there is no connection. A connection that works is
+    /// Connects again immediately, if a session requested a recheck and there is no connection. A connection that works is
     /// not touched, nor an HTTP receiver that is down: it may have said when to try again.
     pub fn recheck(&mut self, common: &Common<R>) {
         if !std::mem::take(&mut self.report.wants_recheck) {
@@ -275,7 +275,7 @@ impl<R: Runtime> Destination<R> {
     pub fn begin_request(&mut self, request: Request) {
         self.request = Some(request);
         self.engine.begin_request(request);
-        self.report.wants_recheck = true; // connects at once if the connection is down
+        self.report.wants_recheck = true; // connects immediately if the connection is down
     }
 
     pub fn end_request(&mut self) {
@@ -393,7 +393,7 @@ impl<R: Runtime> Destination<R> {
             self.engine.release_all("delivery stopped"); // a relay may deliver them
         }
         if !self.connection.is_connected() {
-            self.engine.give_back_aside(&self.rules(common)); // a person may discard them meanwhile
+            self.engine.give_back_aside(&self.rules(common)); // an operator may have discarded them
         }
         self.engine.must_settle()
     }

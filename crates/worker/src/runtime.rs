@@ -94,7 +94,7 @@ pub trait Runtime: Memory {
     /// standbys that are connected to this server.
     fn replication(&self) -> Result<Replication, Self::Error>;
 
-    // ---- shared memory, beside what the engine reads of it ------------------------------------------------------------
+    // ---- shared memory, in addition to what the engine reads of it ------------------------------------------------------------
 
     /// Takes the rewinds of these lanes: the lowest seq that was committed in each since the last call, also by prepared
     /// transactions. Err: rewinds of any destination may be lost.
@@ -162,7 +162,7 @@ pub trait DestinationPublisher {
     fn publish(&self, batch: Vec<Publication>) -> Result<(), Vec<Publication>>;
     /// Takes the events since the last call. After `stop` it returns the last ones.
     fn drain(&mut self) -> Vec<Event>;
-    /// Sets how many undrained confirms wake the worker. Any other event wakes it at once.
+    /// Sets how many undrained confirms wake the worker. Any other event wakes it immediately.
     fn wake_after(&self, confirms: usize);
     /// Makes the publisher send nothing more and begin to end. The caller calls `stop` later.
     fn request_stop(&self, limit: Duration);

@@ -92,7 +92,7 @@ impl Engine {
             return Ok(result);
         }
         if self.has_ended_fast() {
-            self.full = true; // claim again at once, after the settle
+            self.full = true; // claim again immediately, after the settle
             return Ok(result);
         }
         let (room, limit) = (limit, self.row_limit.of(limit));

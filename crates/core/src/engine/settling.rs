@@ -7,9 +7,9 @@ use super::rows::Settlement;
 use crate::settle::{Disposition, Rules};
 
 /// The longest time, in ms, that published messages wait to be settled together. Each settle waits for the disk, and
-/// messages that are committed meanwhile wait with it.
+/// messages that are committed in the meantime wait with it.
 pub(super) const SETTLE_AFTER_MS: u64 = 25;
-/// With this number of unsettled messages the worker settles at once.
+/// With this number of unsettled messages the worker settles immediately.
 const SETTLE_AT: usize = 500;
 
 /// How many messages one transaction settles.

@@ -4,7 +4,7 @@
 //! A confirmed message waits to be settled together with others anyway, so a pass for each confirm changes nothing. At
 //! one message a millisecond such passes delay the messages to their consumers. So confirms wait until the next pass,
 //! which comes with the next messages or soon after these, unless another message waits for one of them. For any other
-//! outcome the publisher itself wakes the worker at once.
+//! outcome the publisher itself wakes the worker immediately.
 
 use super::Engine;
 use super::settling::SETTLE_AFTER_MS;
@@ -64,7 +64,7 @@ impl Engine {
     }
 
     /// Since when an outcome that the worker takes now counts as waiting for its settle, in ms: since it arrived
-    /// `age_ms` ago. While there is more to claim at once, it counts from now: settles should be large then, and the
+    /// `age_ms` ago. While there is more to claim immediately, it counts from now: settles should be large then, and the
     /// outcome has not been left waiting.
     pub fn waits_since_ms(&self, now_ms: u64, age_ms: u64) -> u64 {
         match self.full || self.drains {
@@ -74,7 +74,7 @@ impl Engine {
     }
 
     /// Whether other messages wait for the outcome of this message, which is about to be sent. They do if no other
-    /// message of its key or partition may go before it, or if nothing is claimed beside it.
+    /// message of its key or partition may go before it, or if nothing is claimed with it.
     pub(super) fn is_awaited(&self, handle: MessageHandle) -> bool {
         let Some(message) = self.messages.get(&handle) else {
             return false;

@@ -10,7 +10,7 @@ use clap::Args;
 use outbox_core::words::Word;
 use serde::Deserialize;
 
-/// The statuses without --status. Dead letters are included, because a person must decide about each.
+/// The statuses without --status. Dead letters are included, because an operator must decide about each.
 const NOT_ENDED: [MessageStatus; 6] = [
     MessageStatus::Ready,
     MessageStatus::InFlight,

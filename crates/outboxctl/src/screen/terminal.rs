@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
-/// Whether a screen can be shown: there is a person, and a terminal that moves a cursor. A program in the background
+/// Whether a screen can be shown: there is a user, and a terminal that moves a cursor. A program in the background
 /// does not own the terminal: changing its settings would stop the program.
 pub fn is_there() -> bool {
     let is_ours = || tcgetpgrp(stdout()).is_ok_and(|foreground| foreground == getpgrp());
@@ -124,7 +124,7 @@ fn open_tty() -> io::Result<File> {
     Ok(open("/dev/tty", flags, Mode::empty())?.into())
 }
 
-/// Held for a moment only: the terminal may have been given back meanwhile.
+/// Held for a moment only: the terminal may have been given back already.
 fn wait_for_room(tty: &File) {
     let limit = Timespec::try_from(ROOM).ok();
     let _ = poll(&mut [PollFd::new(tty, PollFlags::OUT)], limit.as_ref());

@@ -1,4 +1,4 @@
-//! The output of a worker outside the server: one line for each pass, as JSON or for a person, and errors on stderr.
+//! The output of a worker outside the server: one line for each pass, as JSON or for people, and errors on stderr.
 //! With a screen both go to its panels instead, and the sum of the run is printed at the end.
 
 use crate::progress::WorkerProgress;
@@ -34,7 +34,7 @@ impl Printer {
         }
     }
 
-    /// Reports a pass. As JSON each pass is one line; for a person each pass that did something, or each window. A
+    /// Reports a pass. As JSON each pass is one line; for people each pass that did something, or each window. A
     /// screen shows the windows in its log.
     pub fn pass(&mut self, pass: &PassReport) {
         if self.silent {
@@ -84,7 +84,7 @@ fn sum_line(sum: &PassSum) -> String {
     line(&sum.pass, Some(sum.count), sum.since.elapsed())
 }
 
-/// The line for a person. `passes` = the number of passes in a sum; `None` = a single pass.
+/// The line for people. `passes` = the number of passes in a sum; `None` = a single pass.
 fn line(pass: &PassReport, passes: Option<u64>, span: Duration) -> String {
     let took = match passes {
         None => format!("in {:.2} ms", pass.duration_ms),

@@ -272,7 +272,7 @@ impl WorkerSession {
     }
 
     /// Waits in the server until there may be something to do, at most `limit`. `notify_others`: the other workers
-    /// check the leases at once.
+    /// check the leases immediately.
     pub fn wait(
         &self,
         seen: &WaitResult,

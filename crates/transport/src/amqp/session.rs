@@ -321,7 +321,7 @@ impl<'a> ChannelSession<'a> {
         let is_young = |open: &OpenMessage| open.started.elapsed() < QUICK;
         self.open.len() <= few
             && self.waiting.is_empty()
-            && self.has_room() // a new batch is taken at once
+            && self.has_room() // a new batch is taken immediately
             && self.open.first_key_value().is_none_or(|(_, oldest)| is_young(oldest))
     }
 

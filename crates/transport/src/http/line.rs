@@ -321,7 +321,7 @@ fn dial(line: &Line, addresses: &[SocketAddr], until: Instant) -> Result<Arc<Soc
             }
             Err(error) => {
                 let reason = match error.kind() {
-                    io::ErrorKind::ConnectionReset => DownReason::Closed, // the peer accepted, and closed at once
+                    io::ErrorKind::ConnectionReset => DownReason::Closed, // the peer accepted, and closed immediately
                     _ => DownReason::Unreachable,
                 };
                 last = failed(Fault::of_connect(reason, &error, *address));

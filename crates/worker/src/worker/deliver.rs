@@ -153,7 +153,7 @@ impl<R: Runtime> Worker<R> {
     }
 
     /// Whether this destination may claim. Not while another one tries a message alone: if that message crashes the
-    /// worker, the crash would be charged to every message claimed beside it.
+    /// worker, the crash would be charged to every message claimed with it.
     fn may_claim(&self, index: usize) -> bool {
         let mut others = (self.destinations.iter().enumerate()).filter(|(other, _)| *other != index);
         self.retry_at.is_none() && others.all(|(_, other)| !other.tries_one_alone())
@@ -244,7 +244,7 @@ impl<R: Runtime> Worker<R> {
         match self.read_standbys() {
             Ok(checks_in_ms) => Ok(checks_in_ms),
             Err(error) => {
-                pause.shorten(self.common.runtime.failed(error)?); // nothing is sent meanwhile
+                pause.shorten(self.common.runtime.failed(error)?); // until then nothing is sent
                 Ok(None)
             }
         }

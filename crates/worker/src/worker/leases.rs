@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const CLOCK_WAS_SET_US: i64 = 1_000_000;
 
 impl<R: Runtime> Worker<R> {
-    /// Makes the pass check the leases at once if the server's clock jumped. Leases follow that clock, and the
+    /// Makes the pass check the leases immediately if the server's clock jumped. Leases follow that clock, and the
     /// publishers' deadline follows one that goes on while the machine is suspended. The timers of this process follow
     /// neither. So after a jump the leases may have run out long before the next regular check.
     pub(super) fn check_clock(&mut self, now: Instant) {

@@ -255,7 +255,7 @@ impl<R: Runtime> Worker<R> {
         self.sharing == Sharing::RowClaims || self.leases.held.len() >= self.leases.desired || now >= by
     }
 
-    /// Whether there is nothing to do. If so, the slot may go to another database at once.
+    /// Whether there is nothing to do. If so, the slot may go to another database immediately.
     fn is_at_rest(&self) -> bool {
         let nothing_waits = self.common.runtime.nothing_waits();
         self.destinations.iter().all(|destination| {
