@@ -185,7 +185,7 @@ fn an_update_keeps_what_users_and_a_dba_made_in_any_schema() {
     let public = || -> Vec<(String, u32)> {
         let sql = r#"select i.type || ' ' || i.identity, d.objid
                      from pg_depend d, pg_identify_object(d.classid, d.objid, 0) i
-                     where d.deptype = 'e' and d.refclassid = 'pg_extension'::regclass and i.schema = 'Out Box'
+                     where d.deptype = 'e' and d.refclassid = 'pg_extension'::regclass and i.schema = '"Out Box"'
                        and i.type in ('function', 'view', 'table') order by 1"#;
         let rows = cluster.connect(DB).query(sql, &[]).expect("the public objects");
         rows.iter().map(|row| (row.get(0), row.get(1))).collect()
