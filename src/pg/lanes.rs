@@ -17,6 +17,19 @@ pub struct FirstRow {
     raw: Vec<u8>,
 }
 
+impl FirstRow {
+    /// A row that an earlier probe found.
+    pub fn known(destination: String, partition: u16, seq: i64, enqueued_at: i64) -> Self {
+        Self {
+            raw: text::to_server(&destination).into_owned(),
+            destination,
+            partition,
+            seq,
+            enqueued_at,
+        }
+    }
+}
+
 /// An open table with its primary key. It has no destructor: after an ERROR the end of the transaction closes it.
 struct Keyed<const N: usize> {
     table: pg_sys::Relation,

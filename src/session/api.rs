@@ -483,7 +483,7 @@ fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
         return Vec::new();
     };
     transactions::reap();
-    let floors = databases::my_database().map(|database| &database.floors);
+    let floors = databases::my_database().map(|database| (&database.floors, database.moves.read()));
     let firsts = floors::read(&outbox, floors);
     outbox.close();
     let texts = firsts.into_iter().flat_map(|first| {

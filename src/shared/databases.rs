@@ -57,6 +57,9 @@ pub struct DatabaseEntry {
     pub maintenance: MaintenanceState,
     /// From where views search.
     pub floors: ViewFloors,
+    /// Messages left the outbox. Written at COMMIT by the session or worker that removed them; read by views that
+    /// search from floors.
+    pub moves: EventCount,
     /// The workers are woken, because there may be something to do. Written at the end of a transaction; read by
     /// workers, the launcher and maintenance. A process that reads it before it checks has seen everything that those
     /// calls were for.
@@ -317,6 +320,7 @@ impl DatabaseEntry {
     /// Records that messages ended, or that an operator changed the waiting messages, and wakes the sessions that wait.
     /// Called in the commit callback, when the change is visible.
     pub fn ended(&self) {
+        self.moves.advance();
         self.ends.advance();
         waiters::wake(self.oid.load(Relaxed));
     }
@@ -397,6 +401,7 @@ impl DatabaseEntry {
 
     /// Counts what a worker, a relay or maintenance settled. Called in the commit callback of a relay.
     pub fn settled(&self, ended: &Ended, now_us: i64) {
+        self.moves.advance(); // a move to outbox_waiting ends no message, but leaves the outbox
         self.published.fetch_add(ended.published, Relaxed);
         self.failed.fetch_add(ended.failed(), Relaxed);
         self.pending.add(-(ended.gone() as i64));

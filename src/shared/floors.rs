@@ -1,7 +1,7 @@
 //! Where views begin to search for the first waiting message, in shared memory. Each lane (destination and partition)
-//! in which a message waited has a floor. Sessions record their messages at COMMIT (`session::effects`);
-//! outbox_internal.shared_memory() reads. An old snapshot keeps the index entries of messages that have ended. Without
-//! floors, each search walks them.
+//! in which a message waited has a floor, and the first message that was seen there. Sessions record their messages at
+//! COMMIT (`session::effects`); outbox_internal.shared_memory() reads. An old snapshot keeps the index entries of
+//! messages that have ended. Without floors, each search walks them.
 //!
 //! Only displayed values come from here. A search that cannot rely on the floors begins at the start.
 //!
@@ -18,9 +18,9 @@ use crate::pg::shmem::{Shareable, SharedStruct, ShortText, SpinLock};
 use crate::pg::{catalog, xact};
 use crate::shared::free_but;
 use crate::shared::statistics::number_of;
-use outbox_core::floor::Floor;
+use outbox_core::floor::{Floor, FloorVersion};
 use std::sync::atomic::{
-    AtomicU32, AtomicU64,
+    AtomicI64, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 
@@ -33,7 +33,7 @@ const NAME_BYTES: usize = 64;
 
 #[repr(C)]
 pub(super) struct FloorTable {
-    /// Held by a process that creates or frees a lane.
+    /// Held by a process that creates or frees a lane, or reads or writes the first message that was seen in one.
     lock: SpinLock,
     lanes: [LaneFloor; MAX_LANES],
 }
@@ -49,6 +49,19 @@ struct LaneFloor {
     destination: ShortText<NAME_BYTES>,
     /// Lowered at COMMIT, raised by readers.
     floor: Floor,
+    /// The first message, as seen by the search that raised the floor to it. Written by readers, under the lock.
+    seen: FirstSeen,
+}
+
+#[repr(C)]
+struct FirstSeen {
+    /// The version of the floor when the message was seen. The message is the first of its lane while the floor has
+    /// this version and `moves` has not grown.
+    version: AtomicU64,
+    /// The database's `moves` when the message was seen. It grows when messages leave the outbox.
+    moves: AtomicU32,
+    /// When the message was enqueued, in µs since 2000.
+    enqueued_at: AtomicI64,
 }
 
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
@@ -108,7 +121,14 @@ impl ViewFloors {
     /// The first dead letter; with `blocks`, the first that blocks others. `first` searches for the first one that is
     /// not below a seq.
     pub fn read_dead(&self, blocks: bool, first: impl Fn(i64) -> Option<i64>) -> Option<i64> {
-        self.dead[usize::from(blocks)].search(xact::may_judge_for_all(), first, |seq| *seq)
+        let floor = &self.dead[usize::from(blocks)];
+        if !xact::may_judge_for_all() {
+            return first(floor.peek().from()?);
+        }
+        let version = floor.take();
+        let found = first(version.from()?);
+        floor.raise(version, found);
+        found
     }
 }
 
@@ -182,14 +202,14 @@ pub fn record(floors: &ViewFloors, destination: &str, partition: u16, number: u6
 
 // ---- a search -------------------------------------------------------------------------------------------------------
 
-/// The first waiting message of each lane. The caller has reaped prepared transactions that are over, because no session
-/// records what those enqueued.
-pub fn read(outbox: &OutboxLanes, floors: Option<&ViewFloors>) -> Vec<FirstRow> {
-    let Some((table, floors)) = AREA.get().zip(floors) else {
+/// The first waiting message of each lane. `floors`: those of this database, with the current value of its `moves`. The
+/// caller has reaped prepared transactions that are over, because no session records what those enqueued.
+pub fn read(outbox: &OutboxLanes, floors: Option<(&ViewFloors, u32)>) -> Vec<FirstRow> {
+    let Some((table, (floors, moves))) = AREA.get().zip(floors) else {
         return everywhere(outbox);
     };
     match floors.now() {
-        (_, FloorMode::On) => at_known_lanes(outbox, table),
+        (_, FloorMode::On) => at_known_lanes(outbox, table, moves),
         (word, FloorMode::Off | FloorMode::Beginning) if xact::may_judge_for_all() => {
             let Some(word) = floors.change(word, FloorMode::Beginning) else {
                 return everywhere(outbox);
@@ -218,11 +238,41 @@ fn everywhere(outbox: &OutboxLanes) -> Vec<FirstRow> {
     std::iter::successors(outbox.next(None), |first| outbox.next(Some(first))).collect()
 }
 
-fn at_known_lanes(outbox: &OutboxLanes, table: &FloorTable) -> Vec<FirstRow> {
+fn at_known_lanes(outbox: &OutboxLanes, table: &FloorTable, moves: u32) -> Vec<FirstRow> {
     let may_raise = xact::may_judge_for_all();
     let first_of = |lane: &LaneFloor| {
-        let first = |floor| outbox.first(&lane.destination.get(), lane.partition.load(Relaxed) as u16, floor);
-        lane.floor.search(may_raise, first, |first| first.seq)
+        let version = match may_raise {
+            true => lane.floor.take(),
+            false => lane.floor.peek(),
+        };
+        let floor = version.from()?;
+        let (destination, partition) = (lane.destination.get(), lane.partition.load(Relaxed) as u16);
+        if may_raise && let Some(enqueued_at) = table.lock.with(|| lane.seen.at(version, moves)) {
+            return Some(FirstRow::known(destination, partition, floor, enqueued_at));
+        }
+        let first = outbox.first(&destination, partition, floor);
+        if may_raise {
+            table.lock.with(|| {
+                let raised = lane.floor.raise(version, first.as_ref().map(|first| first.seq));
+                if let (Some(raised), Some(first)) = (raised, &first) {
+                    lane.seen.record(raised, moves, first.enqueued_at);
+                }
+            });
+        }
+        first
     };
     table.lanes_here().filter_map(first_of).collect()
+}
+
+impl FirstSeen {
+    fn at(&self, version: FloorVersion, moves: u32) -> Option<i64> {
+        let is_it = self.version.load(Relaxed) == version.bits() && self.moves.load(Relaxed) == moves;
+        is_it.then(|| self.enqueued_at.load(Relaxed))
+    }
+
+    fn record(&self, version: FloorVersion, moves: u32, enqueued_at: i64) {
+        self.version.store(version.bits(), Relaxed);
+        self.moves.store(moves, Relaxed);
+        self.enqueued_at.store(enqueued_at, Relaxed);
+    }
 }

@@ -28,13 +28,18 @@ pub struct Floor {
     recorded: AtomicU64,
 }
 
-/// The floor and its generation before a search, which `raise` compares.
+/// The floor and its generation before a search, which [`Floor::raise`] compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FloorVersion(u64);
+pub struct FloorVersion(u64);
 
 impl FloorVersion {
+    /// The version as a number, to compare it later.
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
     /// The seq from which to search; None = no message waits.
-    fn from(self) -> Option<i64> {
+    pub fn from(self) -> Option<i64> {
         seq_of(self.0)
     }
 }
@@ -45,24 +50,8 @@ impl Floor {
         self.recorded.fetch_min(clamped(seq), SeqCst);
     }
 
-    /// Searches from the floor on. `first` takes a new snapshot and finds the first row that is not below a seq.
-    /// `may_raise`: that snapshot shows what all others see, so the floor is raised to the row.
-    pub fn search<T>(
-        &self,
-        may_raise: bool,
-        first: impl FnOnce(i64) -> Option<T>,
-        seq: impl FnOnce(&T) -> i64,
-    ) -> Option<T> {
-        let version = if may_raise { self.take() } else { self.peek() };
-        let found = first(version.from()?);
-        if may_raise {
-            self.raise(version, found.as_ref().map(seq));
-        }
-        found
-    }
-
     /// The version for a search. Called before the snapshot of the search is taken.
-    fn take(&self) -> FloorVersion {
+    pub fn take(&self) -> FloorVersion {
         let recorded = self.recorded.load(SeqCst);
         if recorded != NOTHING {
             // The generation grows even if the floor stays: a reader with an older snapshot must not raise it.
@@ -79,16 +68,18 @@ impl Floor {
     }
 
     /// The version for a search with an older snapshot, which must not raise the floor.
-    fn peek(&self) -> FloorVersion {
+    pub fn peek(&self) -> FloorVersion {
         let recorded = self.recorded.load(SeqCst).min(END);
         FloorVersion((self.word.load(SeqCst) & END).min(recorded))
     }
 
-    /// Raises the floor after a search from `version` on, unless it has changed. `first` is the first row that the
-    /// search found; None = it found none.
-    fn raise(&self, version: FloorVersion, first: Option<i64>) {
+    /// Raises the floor after a search from `version` on. `first` is the first row that it found; None = it found none.
+    /// Returns the version that the next search gets unless a seq is recorded before; None if the floor has changed and
+    /// was not raised.
+    pub fn raise(&self, version: FloorVersion, first: Option<i64>) -> Option<FloorVersion> {
         let raised = version.0 & !END | first.map_or(END, clamped);
-        _ = self.word.compare_exchange(version.0, raised, SeqCst, SeqCst);
+        let done = self.word.compare_exchange(version.0, raised, SeqCst, SeqCst);
+        done.is_ok().then_some(FloorVersion(raised))
     }
 }
 
