@@ -480,6 +480,8 @@ comment on view outbox_internal.connection_problems is
   'Destinations that are not connected: why, and the command that ends it. Of a refusal of RabbitMQ the worker reports'
   ' the command.';
 
+-- The planner evaluates a setting that a condition compares with a column. In a session that has not loaded the library
+-- yet the setting is unknown, so it may be missing.
 create view outbox_internal.problems as
 with connection as (
   select c.* from outbox_internal.connections c where c.is_live
@@ -515,7 +517,7 @@ select 'version', null,
        case when string_to_array(v.library, '.')::integer[] > string_to_array(v.sql, '.')::integer[]
             then 'ALTER EXTENSION outbox UPDATE'
             else 'install the library of the extension''s version and restart the server' end
-from (select current_setting('outbox.library_version') as library, x.extversion as sql
+from (select current_setting('outbox.library_version', true) as library, x.extversion as sql
       from pg_extension x where x.extname = 'outbox') v
 where v.library <> v.sql
 union all
@@ -532,7 +534,7 @@ select 'standbys', null,
                  ' its pg_stat_replication' end
 from (select s.missing_standbys as missing,
              (select min(c.detail) from connection c where c.reason = 'standby') as awaited
-      from server s where not pg_is_in_recovery() and current_setting('outbox.publish_after') = 'standby') b
+      from server s where not pg_is_in_recovery() and current_setting('outbox.publish_after', true) = 'standby') b
 where b.missing is not null or b.awaited is not null
 union all
 select 'identity', null, 'nothing is delivered from this database until it is adopted: ' || a.why,
@@ -839,7 +841,7 @@ left join lateral (
   cross join lateral outbox_internal.shared_memory('statistics', d.destination) f (n)
   cross join lateral (
     select coalesce((select substr(o, 10) from unnest(d.options) o where o like 'max\_rate=%'),
-                    current_setting('outbox.max_rate'))::bigint as most) m
+                    current_setting('outbox.max_rate', true))::bigint as most) m
   -- A worker does not pass the rest of its share on to others.
   where d.destination = s.destination and m.most > 0
     and f.n[6]::double precision / 60 >= 0.9 * m.most / greatest(1, (
