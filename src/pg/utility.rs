@@ -3,13 +3,29 @@
 //! the extension, that switch all triggers of a table, or that restart its sequences. It lets only one session at a time run
 //! CREATE EXTENSION outbox. Other statements pass unchanged.
 
-use super::text;
+use super::{catalog, text};
 use pgrx::pg_sys::NodeTag;
 use pgrx::{PgList, pg_guard, pg_sys};
 use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
 
-/// CREATE, ALTER or DROP DATABASE, about to run.
+/// A statement of any session, about to run.
+pub enum Statement<'a> {
+    Database(DatabaseStatement),
+    Server(ServerStatement<'a>),
+    /// SET of a setting of the extension: its name.
+    Set(String),
+    /// ALTER SCHEMA … RENAME: the name that it has.
+    RenameSchema(String),
+    /// The role that gets a member.
+    AddMember(String),
+    /// ALTER TABLE … DISABLE or ENABLE TRIGGER ALL or USER: the table.
+    SwitchTriggers(u32),
+    /// TRUNCATE … RESTART IDENTITY: a table.
+    Restart(u32),
+}
+
+/// CREATE, ALTER or DROP DATABASE.
 pub struct DatabaseStatement {
     pub kind: Kind,
     /// The OID of the database; for CREATE that of the template. 0 = there is none with that name.
@@ -28,7 +44,7 @@ pub enum Kind {
     Alters,
 }
 
-/// CREATE SERVER, or ALTER SERVER … RENAME, about to run.
+/// CREATE SERVER, or ALTER SERVER … RENAME.
 pub struct ServerStatement<'a> {
     /// The foreign data wrapper; for RENAME that of the server.
     pub wrapper: String,
@@ -40,23 +56,10 @@ pub struct ServerStatement<'a> {
     pub text: &'a [u8],
 }
 
-/// What is called before such a statement of any session. Each may refuse it.
-pub struct Callbacks {
-    pub database: fn(&DatabaseStatement),
-    pub server: fn(&ServerStatement),
-    /// SET of a setting of the extension: its name.
-    pub set: fn(&str),
-    /// ALTER SCHEMA … RENAME: the name that it has.
-    pub schema: fn(&str),
-    /// The role that gets a member.
-    pub member: fn(&str),
-    /// ALTER TABLE … DISABLE or ENABLE TRIGGER ALL or USER: the table. Returns whether the statement is left out.
-    pub triggers: fn(u32) -> bool,
-    /// TRUNCATE … RESTART IDENTITY: a table.
-    pub restart: fn(u32),
-}
+/// Called before such a statement. It may refuse it, or return false to leave it out.
+type Callback = fn(Statement) -> bool;
 
-static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();
+static CALLBACK: OnceLock<Callback> = OnceLock::new();
 static mut NEXT: pg_sys::ProcessUtility_hook_type = None;
 
 // Core's function itself. The guard of the bindings would rebuild an error without the names of table and constraint.
@@ -75,9 +78,9 @@ unsafe extern "C-unwind" {
     );
 }
 
-/// Sets the callbacks. Called once, while preloading.
-pub fn before_statements(callbacks: Callbacks) {
-    let _ = CALLBACKS.set(callbacks);
+/// Sets the callback. Called once, while preloading.
+pub fn before_statements(callback: Callback) {
+    let _ = CALLBACK.set(callback);
     // SAFETY: the postmaster is single-threaded here. The hooks are chained as core requires.
     unsafe {
         NEXT = pg_sys::ProcessUtility_hook;
@@ -98,23 +101,23 @@ unsafe extern "C-unwind" fn on_utility(
 ) {
     // SAFETY: core's arguments, passed on unchanged.
     unsafe {
-        match (*(*planned).utilityStmt).type_ {
-            tag if is_about_databases(tag) => {
-                report_database((*planned).utilityStmt, context);
-                if tag == NodeTag::T_RenameStmt {
-                    report_schema((*planned).utilityStmt);
-                    publish_server_change(planned, text);
-                }
-            }
-            NodeTag::T_CreateExtensionStmt => wait_for_another_create((*planned).utilityStmt),
-            NodeTag::T_CreateForeignServerStmt => publish_server_change(planned, text),
-            NodeTag::T_VariableSetStmt => report_set((*planned).utilityStmt),
-            NodeTag::T_GrantRoleStmt | NodeTag::T_CreateRoleStmt | NodeTag::T_AlterRoleStmt => {
-                report_member((*planned).utilityStmt)
-            }
-            NodeTag::T_AlterTableStmt if report_triggers((*planned).utilityStmt) => return,
-            NodeTag::T_TruncateStmt => report_restart((*planned).utilityStmt),
-            _ => {}
+        let is_reported = matches!(
+            (*(*planned).utilityStmt).type_,
+            NodeTag::T_DropdbStmt
+                | NodeTag::T_AlterDatabaseStmt
+                | NodeTag::T_CreatedbStmt
+                | NodeTag::T_RenameStmt
+                | NodeTag::T_CreateExtensionStmt
+                | NodeTag::T_CreateForeignServerStmt
+                | NodeTag::T_VariableSetStmt
+                | NodeTag::T_GrantRoleStmt
+                | NodeTag::T_CreateRoleStmt
+                | NodeTag::T_AlterRoleStmt
+                | NodeTag::T_AlterTableStmt
+                | NodeTag::T_TruncateStmt
+        );
+        if is_reported && !report(planned, text, context) {
+            return;
         }
         let next = NEXT.unwrap_or(standard_ProcessUtility);
         next(
@@ -130,27 +133,162 @@ unsafe extern "C-unwind" fn on_utility(
     }
 }
 
-fn report(to: impl FnOnce(&Callbacks)) {
-    if let Some(callbacks) = CALLBACKS.get() {
-        to(callbacks);
+/// Returns whether the statement is to run.
+#[pg_guard]
+unsafe extern "C-unwind" fn report(
+    planned: *mut pg_sys::PlannedStmt,
+    query: *const c_char,
+    context: pg_sys::ProcessUtilityContext::Type,
+) -> bool {
+    // SAFETY: each node is read as its tag says; the server's strings outlive the call.
+    unsafe {
+        let node = (*planned).utilityStmt;
+        match (*node).type_ {
+            NodeTag::T_DropdbStmt => {
+                let name = (*node.cast::<pg_sys::DropdbStmt>()).dbname;
+                database(Kind::Takes, name, context)
+            }
+            NodeTag::T_AlterDatabaseStmt => {
+                let alter = node.cast::<pg_sys::AlterDatabaseStmt>();
+                let moves = option((*alter).options, c"tablespace").is_some();
+                database(if moves { Kind::Takes } else { Kind::Alters }, (*alter).dbname, context)
+            }
+            NodeTag::T_CreatedbStmt => {
+                let create = node.cast::<pg_sys::CreatedbStmt>();
+                let template = option((*create).options, c"template").filter(|option| !(**option).arg.is_null());
+                let name = template.map_or(c"template1".as_ptr(), |option| {
+                    pg_sys::defGetString(option).cast_const()
+                });
+                database(Kind::Copies, name, context)
+            }
+            NodeTag::T_RenameStmt => rename(planned, query),
+            NodeTag::T_CreateExtensionStmt => {
+                wait_for_another_create((*node.cast::<pg_sys::CreateExtensionStmt>()).extname);
+                true
+            }
+            NodeTag::T_CreateForeignServerStmt => {
+                let create = node.cast::<pg_sys::CreateForeignServerStmt>();
+                server(planned, query, text::of_c((*create).fdwname), (*create).servername)
+            }
+            NodeTag::T_VariableSetStmt => {
+                let set = node.cast::<pg_sys::VariableSetStmt>();
+                let is_value = (*set).kind == pg_sys::VariableSetKind::VAR_SET_VALUE && !(*set).name.is_null();
+                let name = if is_value { CStr::from_ptr((*set).name) } else { c"" };
+                let is_ours = (name.to_bytes().get(..7)).is_some_and(|prefix| prefix.eq_ignore_ascii_case(b"outbox."));
+                !is_ours || call(Statement::Set(text::of_c_str(name).to_ascii_lowercase()))
+            }
+            NodeTag::T_GrantRoleStmt => {
+                let grant = node.cast::<pg_sys::GrantRoleStmt>();
+                let roles = PgList::<pg_sys::AccessPriv>::from_pg((*grant).granted_roles);
+                let roles = roles.iter_ptr().filter(|_| (*grant).is_grant);
+                add_members(roles.map(|role| (*role).priv_name))
+            }
+            NodeTag::T_CreateRoleStmt => {
+                let create = node.cast::<pg_sys::CreateRoleStmt>();
+                let groups =
+                    option((*create).options, c"addroleto").map_or(std::ptr::null_mut(), |groups| (*groups).arg);
+                let groups = PgList::<pg_sys::RoleSpec>::from_pg(groups.cast());
+                add_members(groups.iter_ptr().map(|group| (*group).rolename))
+            }
+            NodeTag::T_AlterRoleStmt => {
+                let alter = node.cast::<pg_sys::AlterRoleStmt>();
+                let adds = (*alter).action > 0 && option((*alter).options, c"rolemembers").is_some();
+                add_members(adds.then(|| (*(*alter).role).rolename).into_iter())
+            }
+            NodeTag::T_AlterTableStmt => {
+                let alter = node.cast::<pg_sys::AlterTableStmt>();
+                let commands = PgList::<pg_sys::AlterTableCmd>::from_pg((*alter).cmds);
+                let switches_all = commands.iter_ptr().all(|command| is_trigger_switch((*command).subtype));
+                let table = if switches_all { relation((*alter).relation) } else { 0 };
+                table == 0 || call(Statement::SwitchTriggers(table))
+            }
+            NodeTag::T_TruncateStmt => {
+                let truncate = node.cast::<pg_sys::TruncateStmt>();
+                let tables = PgList::<pg_sys::RangeVar>::from_pg((*truncate).relations);
+                let restarted = tables
+                    .iter_ptr()
+                    .filter(|_| (*truncate).restart_seqs)
+                    .map(|name| relation(name));
+                restarted
+                    .filter(|table| *table != 0)
+                    .all(|table| call(Statement::Restart(table)))
+            }
+            _ => true,
+        }
     }
 }
 
-fn is_about_databases(tag: NodeTag) -> bool {
-    matches!(
-        tag,
-        NodeTag::T_DropdbStmt | NodeTag::T_RenameStmt | NodeTag::T_AlterDatabaseStmt | NodeTag::T_CreatedbStmt
-    )
+fn call(statement: Statement) -> bool {
+    CALLBACK.get().is_none_or(|callback| callback(statement))
+}
+
+/// A statement about the database with this name. Only RENAME, and what just changes a row, may be in a block.
+unsafe fn database(kind: Kind, name: *const c_char, context: pg_sys::ProcessUtilityContext::Type) -> bool {
+    let is_top_level = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
+    // SAFETY: a name of the grammar.
+    let (database, is_refused) = unsafe {
+        let is_refused = kind != Kind::Alters && pg_sys::IsInTransactionBlock(is_top_level);
+        (pg_sys::get_database_oid(name, true).to_u32(), is_refused)
+    };
+    call(Statement::Database(DatabaseStatement {
+        kind,
+        database,
+        is_refused,
+    }))
+}
+
+unsafe fn rename(planned: *mut pg_sys::PlannedStmt, query: *const c_char) -> bool {
+    use pg_sys::ObjectType::{OBJECT_DATABASE, OBJECT_FOREIGN_SERVER, OBJECT_SCHEMA};
+    // SAFETY: a RenameStmt, whose object is of the kind that it says.
+    unsafe {
+        let rename = (*planned).utilityStmt.cast::<pg_sys::RenameStmt>();
+        match (*rename).renameType {
+            OBJECT_DATABASE => call(Statement::Database(DatabaseStatement {
+                kind: Kind::Takes,
+                database: pg_sys::get_database_oid((*rename).subname, true).to_u32(),
+                is_refused: false, // it may be in a block
+            })),
+            OBJECT_SCHEMA => call(Statement::RenameSchema(text::of_c((*rename).subname))),
+            OBJECT_FOREIGN_SERVER => {
+                let old = text::of_c((*(*rename).object.cast::<pg_sys::String>()).sval);
+                let known = catalog::foreign_server(&old);
+                known.is_none_or(|known| server(planned, query, known.wrapper, (*rename).newname))
+            }
+            _ => true,
+        }
+    }
+}
+
+unsafe fn server(
+    planned: *mut pg_sys::PlannedStmt,
+    query: *const c_char,
+    wrapper: String,
+    name: *const c_char,
+) -> bool {
+    if query.is_null() {
+        return true;
+    }
+    // SAFETY: a name of the grammar; the text is that of the query with the statement.
+    unsafe {
+        let whole = CStr::from_ptr(query).to_bytes();
+        let from = usize::try_from((*planned).stmt_location).unwrap_or(0).min(whole.len());
+        let length = usize::try_from((*planned).stmt_len).ok().filter(|length| *length > 0);
+        let statement = &whole[from..];
+        call(Statement::Server(ServerStatement {
+            wrapper,
+            name: text::of_c(name),
+            name_bytes: CStr::from_ptr(name).to_bytes(),
+            text: &statement[..length.unwrap_or(statement.len()).min(statement.len())],
+        }))
+    }
 }
 
 /// Sessions that create the extension at the same time wait for the first. Core first checks that it does not exist, and
 /// later inserts its row: a unique violation, also with IF NOT EXISTS. The lock is held until the transaction ends. If
 /// the extension exists, no session waits. A role that may not create it holds the lock until core refuses.
-#[pg_guard]
-unsafe extern "C-unwind" fn wait_for_another_create(node: *mut pg_sys::Node) {
-    // SAFETY: the node is what its tag says.
+unsafe fn wait_for_another_create(name: *const c_char) {
+    // SAFETY: a name of the grammar.
     unsafe {
-        let name = (*node.cast::<pg_sys::CreateExtensionStmt>()).extname.cast_const();
         let is_ours = CStr::from_ptr(name) == c"outbox" && !pg_sys::RecoveryInProgress();
         if is_ours && pg_sys::get_extension_oid(name, true) == pg_sys::InvalidOid {
             let mode = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
@@ -159,109 +297,22 @@ unsafe extern "C-unwind" fn wait_for_another_create(node: *mut pg_sys::Node) {
     }
 }
 
-/// Reports SET and SET LOCAL of a setting of the extension.
-#[pg_guard]
-unsafe extern "C-unwind" fn report_set(node: *mut pg_sys::Node) {
-    // SAFETY: the node is what its tag says; its strings are the server's and outlive the call.
-    unsafe {
-        let set = node.cast::<pg_sys::VariableSetStmt>();
-        let is_value = (*set).kind == pg_sys::VariableSetKind::VAR_SET_VALUE;
-        if is_value && !(*set).name.is_null() {
-            let is_ours = (CStr::from_ptr((*set).name).to_bytes().get(..7))
-                .is_some_and(|prefix| prefix.eq_ignore_ascii_case(b"outbox."));
-            if is_ours {
-                let name = text::of_c((*set).name).to_ascii_lowercase();
-                report(|callbacks| (callbacks.set)(&name));
-            }
-        }
-    }
+/// Each role gets a member: by GRANT, CREATE ROLE … IN ROLE or ALTER GROUP … ADD USER.
+unsafe fn add_members(roles: impl Iterator<Item = *mut c_char>) -> bool {
+    let mut roles = roles.filter(|role| !role.is_null());
+    // SAFETY: names of the grammar.
+    roles.all(|role| call(Statement::AddMember(unsafe { text::of_c(role) })))
 }
 
-/// Reports ALTER SCHEMA … RENAME.
-#[pg_guard]
-unsafe extern "C-unwind" fn report_schema(node: *mut pg_sys::Node) {
-    // SAFETY: the node is what its tag says.
-    unsafe {
-        let rename = node.cast::<pg_sys::RenameStmt>();
-        if (*rename).renameType == pg_sys::ObjectType::OBJECT_SCHEMA {
-            let name = text::of_c((*rename).subname);
-            report(|callbacks| (callbacks.schema)(&name));
-        }
-    }
-}
-
-/// Reports each role that gets a member: by GRANT, CREATE ROLE … IN ROLE or ALTER GROUP … ADD USER.
-#[pg_guard]
-unsafe extern "C-unwind" fn report_member(node: *mut pg_sys::Node) {
-    // SAFETY: each node is read as its tag says.
-    unsafe {
-        let gets_member = |name: *const c_char| {
-            if !name.is_null() {
-                let name = text::of_c(name);
-                report(|callbacks| (callbacks.member)(&name));
-            }
-        };
-        match (*node).type_ {
-            NodeTag::T_GrantRoleStmt => {
-                let grant = node.cast::<pg_sys::GrantRoleStmt>();
-                let roles = PgList::<pg_sys::AccessPriv>::from_pg((*grant).granted_roles);
-                (roles.iter_ptr().filter(|_| (*grant).is_grant)).for_each(|role| gets_member((*role).priv_name));
-            }
-            NodeTag::T_CreateRoleStmt => {
-                let create = node.cast::<pg_sys::CreateRoleStmt>();
-                if let Some(option) = option((*create).options, c"addroleto") {
-                    let roles = PgList::<pg_sys::RoleSpec>::from_pg((*option).arg.cast());
-                    roles.iter_ptr().for_each(|role| gets_member((*role).rolename));
-                }
-            }
-            _ => {
-                let alter = node.cast::<pg_sys::AlterRoleStmt>();
-                if (*alter).action > 0 && option((*alter).options, c"rolemembers").is_some() {
-                    gets_member((*(*alter).role).rolename);
-                }
-            }
-        }
-    }
-}
-
-/// Reports ALTER TABLE … DISABLE or ENABLE TRIGGER ALL or USER. Returns whether it is left out.
-#[pg_guard]
-unsafe extern "C-unwind" fn report_triggers(node: *mut pg_sys::Node) -> bool {
+fn is_trigger_switch(command: pg_sys::AlterTableType::Type) -> bool {
     use pg_sys::AlterTableType::{AT_DisableTrigAll, AT_DisableTrigUser, AT_EnableTrigAll, AT_EnableTrigUser};
-    // SAFETY: the node is what its tag says.
-    unsafe {
-        let alter = node.cast::<pg_sys::AlterTableStmt>();
-        let commands = PgList::<pg_sys::AlterTableCmd>::from_pg((*alter).cmds);
-        let switches = |command: *mut pg_sys::AlterTableCmd| {
-            let all = [
-                AT_DisableTrigAll,
-                AT_DisableTrigUser,
-                AT_EnableTrigAll,
-                AT_EnableTrigUser,
-            ];
-            all.contains(&(*command).subtype)
-        };
-        let table = commands.iter_ptr().all(switches).then(|| relation((*alter).relation));
-        match (table, CALLBACKS.get()) {
-            (Some(table), Some(callbacks)) if table != 0 => (callbacks.triggers)(table),
-            _ => false,
-        }
-    }
-}
-
-/// Reports the tables of TRUNCATE … RESTART IDENTITY.
-#[pg_guard]
-unsafe extern "C-unwind" fn report_restart(node: *mut pg_sys::Node) {
-    // SAFETY: the node is what its tag says.
-    unsafe {
-        let truncate = node.cast::<pg_sys::TruncateStmt>();
-        if (*truncate).restart_seqs {
-            let tables = PgList::<pg_sys::RangeVar>::from_pg((*truncate).relations);
-            for table in tables.iter_ptr().map(|name| relation(name)).filter(|table| *table != 0) {
-                report(|callbacks| (callbacks.restart)(table));
-            }
-        }
-    }
+    [
+        AT_DisableTrigAll,
+        AT_DisableTrigUser,
+        AT_EnableTrigAll,
+        AT_EnableTrigUser,
+    ]
+    .contains(&command)
 }
 
 /// The relation with this name; 0 = there is none.
@@ -272,94 +323,6 @@ unsafe fn relation(name: *const pg_sys::RangeVar) -> u32 {
     let (flags, none) = (pg_sys::RVROption::RVR_MISSING_OK, std::ptr::null_mut());
     // SAFETY: promised by the caller; a lookup without a lock.
     unsafe { pg_sys::RangeVarGetRelidExtended(name, pg_sys::NoLock as i32, flags, None, none).to_u32() }
-}
-
-#[pg_guard]
-unsafe extern "C-unwind" fn publish_server_change(planned: *mut pg_sys::PlannedStmt, query: *const c_char) {
-    // SAFETY: each node is read as its tag says, and the text is that of the query with the statement.
-    unsafe {
-        let node = (*planned).utilityStmt;
-        let (wrapper, name) = match (*node).type_ {
-            NodeTag::T_CreateForeignServerStmt => {
-                let create = node.cast::<pg_sys::CreateForeignServerStmt>();
-                (text::of_c((*create).fdwname), (*create).servername)
-            }
-            _ => {
-                let rename = node.cast::<pg_sys::RenameStmt>();
-                if (*rename).renameType != pg_sys::ObjectType::OBJECT_FOREIGN_SERVER {
-                    return;
-                }
-                let old = text::of_c((*(*rename).object.cast::<pg_sys::String>()).sval);
-                let Some(server) = super::catalog::foreign_server(&old) else {
-                    return;
-                };
-                (server.wrapper, (*rename).newname)
-            }
-        };
-        if query.is_null() {
-            return;
-        }
-        let whole = CStr::from_ptr(query).to_bytes();
-        let from = usize::try_from((*planned).stmt_location).unwrap_or(0).min(whole.len());
-        let length = usize::try_from((*planned).stmt_len).ok().filter(|length| *length > 0);
-        let statement = &whole[from..];
-        let statement = ServerStatement {
-            wrapper,
-            name: text::of_c(name),
-            name_bytes: CStr::from_ptr(name).to_bytes(),
-            text: &statement[..length.unwrap_or(statement.len()).min(statement.len())],
-        };
-        report(|callbacks| (callbacks.server)(&statement));
-    }
-}
-
-#[pg_guard]
-unsafe extern "C-unwind" fn report_database(node: *mut pg_sys::Node, context: pg_sys::ProcessUtilityContext::Type) {
-    // SAFETY: a node of core.
-    unsafe {
-        let Some((kind, database)) = read(node) else { return };
-        let is_top_level = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
-        // RENAME, and statements that only change a row, may be in a block.
-        let is_alone = (*node).type_ != NodeTag::T_RenameStmt && kind != Kind::Alters;
-        let statement = DatabaseStatement {
-            kind,
-            database,
-            is_refused: is_alone && pg_sys::IsInTransactionBlock(is_top_level),
-        };
-        report(|callbacks| (callbacks.database)(&statement));
-    }
-}
-
-unsafe fn read(node: *mut pg_sys::Node) -> Option<(Kind, u32)> {
-    // SAFETY: each node is read as what its tag says.
-    unsafe {
-        let (kind, name) = match (*node).type_ {
-            NodeTag::T_DropdbStmt => (Kind::Takes, (*node.cast::<pg_sys::DropdbStmt>()).dbname.cast_const()),
-            NodeTag::T_RenameStmt => {
-                let rename = node.cast::<pg_sys::RenameStmt>();
-                if (*rename).renameType != pg_sys::ObjectType::OBJECT_DATABASE {
-                    return None;
-                }
-                (Kind::Takes, (*rename).subname.cast_const())
-            }
-            NodeTag::T_AlterDatabaseStmt => {
-                let alter = node.cast::<pg_sys::AlterDatabaseStmt>();
-                let moves = option((*alter).options, c"tablespace").is_some();
-                let kind = if moves { Kind::Takes } else { Kind::Alters };
-                (kind, (*alter).dbname.cast_const())
-            }
-            NodeTag::T_CreatedbStmt => {
-                let create = node.cast::<pg_sys::CreatedbStmt>();
-                let template = option((*create).options, c"template").filter(|option| !(**option).arg.is_null());
-                let name = template.map_or(c"template1".as_ptr(), |option| {
-                    pg_sys::defGetString(option).cast_const()
-                });
-                (Kind::Copies, name)
-            }
-            _ => return None,
-        };
-        Some((kind, pg_sys::get_database_oid(name, true).to_u32()))
-    }
 }
 
 unsafe fn option(options: *mut pg_sys::List, name: &CStr) -> Option<*mut pg_sys::DefElem> {

@@ -7,7 +7,7 @@
 use crate::config;
 use crate::error::{UserError, warning};
 use crate::pg::clock::now_us;
-use crate::pg::utility::{self, Callbacks, DatabaseStatement, Kind, ServerStatement};
+use crate::pg::utility::{self, DatabaseStatement, Kind, ServerStatement, Statement};
 use crate::pg::{catalog, latch, signals};
 use crate::session::effects;
 use crate::shared::{databases, launcher, workers};
@@ -26,18 +26,24 @@ const INTERNAL_SCHEMA: &str = "outbox_internal";
 
 /// Called by `_PG_init`, while preloading.
 pub fn init() {
-    utility::before_statements(Callbacks {
-        database: before,
-        server: refuse_long_name,
-        set: warn_without_effect,
-        schema: refuse_new_name_of_schema,
-        member: refuse_member,
-        triggers: keep_triggers,
-        restart: refuse_restart,
-    });
+    utility::before_statements(before);
 }
 
-fn before(statement: &DatabaseStatement) {
+/// Refuses a statement, or returns whether it is to run.
+fn before(statement: Statement) -> bool {
+    match statement {
+        Statement::Database(statement) => before_database(&statement),
+        Statement::Server(statement) => refuse_long_name(&statement),
+        Statement::Set(setting) => warn_without_effect(&setting),
+        Statement::RenameSchema(name) => refuse_new_name_of_schema(&name),
+        Statement::AddMember(role) => refuse_member(&role),
+        Statement::SwitchTriggers(table) => return !keeps_triggers(table),
+        Statement::Restart(table) => refuse_restart(table),
+    }
+    true
+}
+
+fn before_database(statement: &DatabaseStatement) {
     // A statement that core will refuse anyway must not stop a worker, or any role could stop it.
     if statement.is_refused || !may(statement) {
         return;
@@ -122,7 +128,7 @@ fn refuse_member(role: &str) {
 
 /// A restore with --disable-triggers: the triggers of the extension's tables stay as they are, because they keep one row of
 /// settings and show that the database is a copy. Those on outbox_events are the user's.
-fn keep_triggers(table: u32) -> bool {
+fn keeps_triggers(table: u32) -> bool {
     let extension = catalog::extension(c"outbox");
     let is_kept = extension.oid != 0
         && catalog::is_member(table, extension.oid)
