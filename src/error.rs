@@ -1,10 +1,10 @@
 //! Errors for users: SQLSTATE, a short message, a DETAIL with facts, a HINT with the remedy.
 
+use crate::pg::report;
 use crate::pg::spi::SpiError;
 use crate::pg::text::{self, Unreadable};
 use outbox_core::envelope::Refusal;
-use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::{PgLogLevel, PgSqlErrorCode, function_name};
+use pgrx::PgSqlErrorCode;
 
 pub struct UserError {
     pub sqlstate: PgSqlErrorCode,
@@ -24,14 +24,7 @@ impl UserError {
     }
 
     pub fn raise(self) -> ! {
-        let words = |text: String| text::for_errors(&text).into_owned();
-        let mut report =
-            ErrorReport::new(self.sqlstate, words(self.message), function_name!()).set_hint(words(self.hint));
-        if let Some(detail) = self.detail {
-            report = report.set_detail(words(detail));
-        }
-        report.report(PgLogLevel::ERROR);
-        unreachable!("ERROR does not return")
+        report::raise(self.sqlstate, self.message, self.detail.as_deref(), Some(&self.hint))
     }
 }
 
@@ -75,6 +68,12 @@ fn unreadable(why: &Unreadable) -> UserError {
     }
 }
 
+impl From<Unreadable> for UserError {
+    fn from(why: Unreadable) -> Self {
+        unreadable(&why)
+    }
+}
+
 impl Unreadable {
     pub fn raise(&self) -> ! {
         unreadable(self).raise()
@@ -94,10 +93,7 @@ pub fn too_large(bytes: usize) -> UserError {
     unreadable(&Unreadable::TooLong(bytes))
 }
 
-/// Raises a WARNING. Core sends no lower level to the client while the script of an extension runs.
-pub fn warning(message: impl Into<String>, hint: impl Into<String>) {
-    let words = |text: String| text::for_errors(&text).into_owned();
-    ErrorReport::new(PgSqlErrorCode::ERRCODE_WARNING, words(message.into()), function_name!())
-        .set_hint(words(hint.into()))
-        .report(PgLogLevel::WARNING);
+/// Raises a WARNING.
+pub fn warning(message: impl AsRef<str>, hint: impl AsRef<str>) {
+    report::warn(message.as_ref(), hint.as_ref());
 }

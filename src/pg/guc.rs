@@ -144,19 +144,39 @@ pub fn with<T>(settings: &[(&CStr, &CStr)], body: impl FnOnce() -> T) -> T {
     unsafe {
         let level = pg_sys::NewGUCNestLevel();
         for (name, value) in settings {
-            pg_sys::set_config_option(
-                name.as_ptr(),
-                value.as_ptr(),
-                pg_sys::GucContext::PGC_USERSET,
-                pg_sys::GucSource::PGC_S_SESSION,
-                pg_sys::GucAction::GUC_ACTION_SAVE,
-                true,
-                0,
-                false,
-            );
+            set(name, value, pg_sys::GucAction::GUC_ACTION_SAVE);
         }
         let value = body();
         pg_sys::AtEOXact_GUC(false, level);
         value
+    }
+}
+
+/// Sets a parameter for the rest of this transaction.
+pub fn set_locally(name: &CStr, value: &CStr) {
+    // SAFETY: inside a transaction, whose end restores the setting.
+    unsafe { set(name, value, pg_sys::GucAction::GUC_ACTION_LOCAL) }
+}
+
+unsafe fn set(name: &CStr, value: &CStr, action: pg_sys::GucAction::Type) {
+    let (context, source) = (pg_sys::GucContext::PGC_USERSET, pg_sys::GucSource::PGC_S_SESSION);
+    // SAFETY: plain strings, which are copied; the caller says when the setting is restored.
+    unsafe { pg_sys::set_config_option(name.as_ptr(), value.as_ptr(), context, source, action, true, 0, false) };
+}
+
+/// Sets a parameter for the rest of this process, if this version of the server has it.
+pub fn set_for_session(name: &str, value: &str) {
+    let [name, value] = [name, value].map(text::to_c_string);
+    // SAFETY: plain strings, which are copied. The values are constants of the extension.
+    unsafe {
+        if pg_sys::GetConfigOption(name.as_ptr(), true, false).is_null() {
+            return;
+        }
+        pg_sys::SetConfigOption(
+            name.as_ptr(),
+            value.as_ptr(),
+            pg_sys::GucContext::PGC_SUSET,
+            pg_sys::GucSource::PGC_S_OVERRIDE,
+        );
     }
 }

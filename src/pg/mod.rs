@@ -19,6 +19,7 @@ pub mod lookup;
 mod major;
 mod names;
 pub mod record;
+pub mod report;
 pub mod security;
 pub mod seen;
 pub mod shmem;

@@ -1,10 +1,9 @@
 //! A row as an argument of type `record`. `args` calls it on the main thread. A caller can pass any row, so the type of
 //! each column is checked.
 
-use super::major;
 use super::text::{self, Unreadable};
-use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::{PgLogLevel, PgSqlErrorCode, function_name, pg_sys};
+use super::{major, report};
+use pgrx::{PgSqlErrorCode, pg_sys};
 
 /// Some columns of a row, in their order. Valid while the call runs.
 pub struct Record(Vec<Field>);
@@ -67,16 +66,12 @@ impl Record {
     fn value(&self, index: usize, kind: pg_sys::Oid) -> Option<pg_sys::Datum> {
         match self.0.get(index) {
             Some(field) if field.kind == kind => field.value,
-            _ => {
-                ErrorReport::new(
-                    PgSqlErrorCode::ERRCODE_DATATYPE_MISMATCH,
-                    "the row is not of the type that the function reads",
-                    function_name!(),
-                )
-                .set_hint("Pass a row of outbox_internal.event_text or outbox_internal.claimed.")
-                .report(PgLogLevel::ERROR);
-                unreachable!("ERROR does not return")
-            }
+            _ => report::raise(
+                PgSqlErrorCode::ERRCODE_DATATYPE_MISMATCH,
+                "the row is not of the type that the function reads",
+                None,
+                Some("Pass a row of outbox_internal.event_text or outbox_internal.claimed."),
+            ),
         }
     }
 }

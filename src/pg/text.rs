@@ -2,8 +2,7 @@
 //! text passes through here, with a limit on its size and without an allocation that could abort the process.
 
 use super::xact;
-use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::{PgLogLevel, PgSqlErrorCode, function_name, pg_sys};
+use pgrx::{PgSqlErrorCode, pg_sys};
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char};
@@ -104,11 +103,11 @@ fn with_room(bytes: usize) -> String {
 }
 
 fn out_of_memory(bytes: usize) -> ! {
-    let code = PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY;
-    ErrorReport::new(code, "out of memory", function_name!())
-        .set_detail(format!("Failed on request of size {bytes}."))
-        .report(PgLogLevel::ERROR);
-    unreachable!("ERROR does not return")
+    let (code, detail) = (
+        PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
+        format!("Failed on request of size {bytes}."),
+    );
+    pgrx::ereport!(ERROR, code, "out of memory", detail);
 }
 
 /// An empty list with room for a number of items. Raises without memory.

@@ -2,14 +2,15 @@
 //! closure catches an error. That one also lets an ERROR end the worker.
 
 use super::ending::{disable_timeout, enable_timeout_after};
-use super::signals;
-use super::{stat, text};
+use super::{signals, stat};
 use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
 use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
 use std::cell::Cell;
 use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
+
+pub use super::guc::{set_for_session, set_locally};
 
 /// The reason of a rollback.
 #[derive(Debug)]
@@ -164,40 +165,6 @@ pub fn read_only<T>(body: impl FnOnce() -> T) -> T {
         let value = body();
         pg_sys::XactReadOnly = before;
         value
-    }
-}
-
-/// Sets a parameter for the rest of this transaction.
-pub fn set_locally(name: &CStr, value: &CStr) {
-    // SAFETY: inside a transaction, whose end restores the setting.
-    unsafe {
-        pg_sys::set_config_option(
-            name.as_ptr(),
-            value.as_ptr(),
-            pg_sys::GucContext::PGC_USERSET,
-            pg_sys::GucSource::PGC_S_SESSION,
-            pg_sys::GucAction::GUC_ACTION_LOCAL,
-            true,
-            0,
-            false,
-        );
-    }
-}
-
-/// Sets a parameter for the rest of this process, if this version of the server has it.
-pub fn set_for_session(name: &str, value: &str) {
-    let [name, value] = [name, value].map(text::to_c_string);
-    // SAFETY: plain strings, which are copied. The values are constants of the extension.
-    unsafe {
-        if pg_sys::GetConfigOption(name.as_ptr(), true, false).is_null() {
-            return;
-        }
-        pg_sys::SetConfigOption(
-            name.as_ptr(),
-            value.as_ptr(),
-            pg_sys::GucContext::PGC_SUSET,
-            pg_sys::GucSource::PGC_S_OVERRIDE,
-        );
     }
 }
 
