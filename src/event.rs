@@ -24,25 +24,26 @@ pub fn of_record(record: &Record) -> Result<Event, Unreadable> {
     Event::read(0, &mut Given { record, next: 0 })
 }
 
-/// The columns of `event_text` from id on for a row `e`, separated by commas. `json` writes how a JSON column is converted
-/// to text.
-pub fn columns_sql(json: impl Fn(&str) -> String) -> String {
+/// The columns of `event_text` from id on for a row `e`, separated by commas. All are NULL unless `condition` holds: to
+/// convert them takes longer than to read the row.
+pub fn columns_sql(condition: &str) -> String {
     let column = |column: Column| match column.kind {
-        Kind::Id => format!("e.{}::pg_catalog.text", column.name),
         Kind::Short | Kind::Long => format!("e.{}", column.name),
-        Kind::Json => json(column.name),
+        Kind::Id | Kind::Json => format!("e.{}::pg_catalog.text", column.name),
     };
-    let columns = COLUMNS.map(column).join(", ");
-    let created_at = created_at_sql("e.created_at");
-    format!("{columns}, {created_at}")
+    let columns = COLUMNS.into_iter().map(column).chain(created_at_sql("e.created_at"));
+    let columns: Vec<String> = columns
+        .map(|column| format!("case when {condition} then {column} end"))
+        .collect();
+    columns.join(", ")
 }
 
 /// A time in the form of the columns created_at and created_at_s.
-pub fn created_at_sql(time: &str) -> String {
-    format!(
-        "pg_catalog.to_char({time} at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"'),
-         pg_catalog.floor(extract(epoch from {time}))::pg_catalog.int8"
-    )
+pub fn created_at_sql(time: &str) -> [String; 2] {
+    [
+        format!("pg_catalog.to_char({time} at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')"),
+        format!("pg_catalog.floor(extract(epoch from {time}))::pg_catalog.int8"),
+    ]
 }
 
 struct Returned<'a, 'b> {

@@ -4,12 +4,11 @@
 
 use super::record::Record;
 use super::text::Unreadable;
-use super::{array, json, text};
+use super::{array, json, report, text};
 use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
 use pgrx::datum::{Datum, FromDatum, IntoDatum, TimestampWithTimeZone, Uuid};
 use pgrx::nullable::Nullable;
-use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::{PgLogLevel, PgSqlErrorCode, function_name, impl_sql_translatable, pg_sys};
+use pgrx::{PgSqlErrorCode, impl_sql_translatable, pg_sys};
 use std::ops::Deref;
 
 /// The arguments of the running call. The declaration in sql/src says which type each has; reading one as another type
@@ -52,6 +51,17 @@ impl Args {
         datum.map(|datum| unsafe { Record::of(datum, first) })
     }
 
+    pub fn int8(&self, number: usize) -> Option<i64> {
+        // SAFETY: promised in `new`.
+        unsafe { pgrx::fcinfo::pg_getarg(self.0, number) }
+    }
+
+    /// An array of int8; None: it or an element is NULL.
+    pub fn int8s(&self, number: usize) -> Option<Vec<i64>> {
+        // SAFETY: promised in `new`.
+        unsafe { array::integers(pgrx::fcinfo::pg_getarg_datum(self.0, number)?) }
+    }
+
     pub fn oid(&self, number: usize) -> Option<pg_sys::Oid> {
         // SAFETY: promised in `new`.
         unsafe { pgrx::fcinfo::pg_getarg(self.0, number) }
@@ -89,8 +99,8 @@ impl Jsonb {
         }
     }
 
-    /// The JSON text. Raises if it is longer than a body may be.
-    pub fn to_text(&self) -> String {
+    /// The JSON text.
+    pub fn to_text(&self) -> Result<String, Unreadable> {
         // SAFETY: a jsonb datum. The server allocates the text first, so that a lack of memory is an error. Its copy is
         // freed at once, because it may be large.
         unsafe {
@@ -101,7 +111,7 @@ impl Jsonb {
             }
             let copy = text::of_datum(json);
             pg_sys::pfree(json.cast_mut_ptr());
-            copy.unwrap_or_else(|why| why.raise())
+            copy
         }
     }
 
@@ -153,24 +163,17 @@ pub struct Utf8(pub String);
 /// Texts as an argument.
 pub struct Texts(pub Vec<Option<String>>);
 
-/// An int8[] as an argument, in which no element may be NULL.
-pub struct Int8s(pub Vec<i64>);
-
-/// An int8[] as an argument; None: an element is NULL.
-pub struct Seqs(pub Option<Vec<i64>>);
-
-/// An int2[] as an argument, in which no element may be NULL.
-pub struct Int2s(pub Vec<i16>);
+/// An int2[] or int8[] as an argument, in which no element may be NULL.
+pub struct Integers(pub Vec<i64>);
 
 fn refuse_null(what: &str) -> ! {
-    ErrorReport::new(
-        PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED,
+    let code = PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED;
+    report::raise(
+        code,
         format!("{what} is NULL"),
-        function_name!(),
+        None,
+        Some("Pass a value instead of NULL."),
     )
-    .set_hint("Pass a value instead of NULL.")
-    .report(PgLogLevel::ERROR);
-    unreachable!("ERROR does not return")
 }
 
 impl FromDatum for Text {
@@ -216,26 +219,11 @@ impl FromDatum for Texts {
     }
 }
 
-impl FromDatum for Int8s {
+impl FromDatum for Integers {
     unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
-        // SAFETY: the caller says that this is an array of int8.
-        (!is_null)
-            .then(|| Self(unsafe { array::int8s(datum) }.unwrap_or_else(|| refuse_null("an element of the array"))))
-    }
-}
-
-impl FromDatum for Seqs {
-    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
-        // SAFETY: the caller says that this is an array of int8.
-        (!is_null).then(|| Self(unsafe { array::int8s(datum) }))
-    }
-}
-
-impl FromDatum for Int2s {
-    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
-        // SAFETY: the caller says that this is an array of int2.
-        (!is_null)
-            .then(|| Self(unsafe { array::int2s(datum) }.unwrap_or_else(|| refuse_null("an element of the array"))))
+        // SAFETY: the caller says that this is an array of integers.
+        let numbers = (!is_null).then(|| unsafe { array::integers(datum) })?;
+        Some(Self(numbers.unwrap_or_else(|| refuse_null("an element of the array"))))
     }
 }
 
@@ -258,15 +246,13 @@ macro_rules! argument {
     };
 }
 
-argument!(Text, Legible, Utf8, Texts, Int8s, Int2s, Seqs);
+argument!(Text, Legible, Utf8, Texts, Integers);
 impl_sql_translatable!(Text, "text");
 impl_sql_translatable!(JsonText, "text");
 impl_sql_translatable!(Legible, "text");
 impl_sql_translatable!(Utf8, "bytea");
 impl_sql_translatable!(Texts, "text[]");
-impl_sql_translatable!(Int8s, "int8[]");
-impl_sql_translatable!(Int2s, "int2[]");
-impl_sql_translatable!(Seqs, "int8[]");
+impl_sql_translatable!(Integers, "int8[]");
 
 // SAFETY: a datum of type text.
 unsafe impl BoxRet for Text {

@@ -6,33 +6,6 @@ use super::text::{self, Unreadable};
 use pgrx::pg_sys;
 use std::ffi::{c_char, c_int};
 
-/// The type of the elements, as the server describes it.
-struct Element {
-    oid: pg_sys::Oid,
-    bytes: c_int,
-    by_value: bool,
-    align: c_char,
-}
-
-const TEXT: Element = Element {
-    oid: pg_sys::TEXTOID,
-    bytes: -1,
-    by_value: false,
-    align: b'i' as c_char,
-};
-const INT8: Element = Element {
-    oid: pg_sys::INT8OID,
-    bytes: 8,
-    by_value: true,
-    align: b'd' as c_char,
-};
-const INT2: Element = Element {
-    oid: pg_sys::INT2OID,
-    bytes: 2,
-    by_value: true,
-    align: b's' as c_char,
-};
-
 /// The elements of an array, deconstructed by the server in its memory. `iter` returns None for NULL.
 struct Elements {
     values: *mut pg_sys::Datum,
@@ -42,28 +15,17 @@ struct Elements {
 
 impl Elements {
     /// # Safety
-    /// `array` is an array of such elements, not null.
-    unsafe fn of(array: pg_sys::Datum, element: &Element) -> Self {
-        let mut elements = Self {
-            values: std::ptr::null_mut(),
-            nulls: std::ptr::null_mut(),
-            count: 0,
-        };
-        let mut count = 0;
+    /// `array` is an array, not null.
+    unsafe fn of(array: pg_sys::Datum) -> Self {
+        let (mut values, mut nulls, mut count) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
         // SAFETY: promised by the caller. The server allocates the memory, so a lack of it raises.
         unsafe {
-            let array = pg_sys::pg_detoast_datum(array.cast_mut_ptr()).cast();
-            let Element {
-                oid,
-                bytes,
-                by_value,
-                align,
-            } = *element;
-            let (values, nulls) = (&mut elements.values, &mut elements.nulls);
-            pg_sys::deconstruct_array(array, oid, bytes, by_value, align, values, nulls, &mut count);
+            let array: *mut pg_sys::ArrayType = pg_sys::pg_detoast_datum(array.cast_mut_ptr()).cast();
+            let (kind, (bytes, by_value, align)) = ((*array).elemtype, layout((*array).elemtype));
+            pg_sys::deconstruct_array(array, kind, bytes, by_value, align, &mut values, &mut nulls, &mut count);
         }
-        elements.count = count as usize;
-        elements
+        let count = count as usize;
+        Self { values, nulls, count }
     }
 
     fn iter(&self) -> impl Iterator<Item = Option<pg_sys::Datum>> {
@@ -78,7 +40,7 @@ impl Elements {
 /// `array` is an array of texts, not null.
 pub unsafe fn texts(array: pg_sys::Datum) -> Result<Vec<Option<String>>, Unreadable> {
     // SAFETY: promised by the caller.
-    let elements = unsafe { Elements::of(array, &TEXT) };
+    let elements = unsafe { Elements::of(array) };
     let mut texts = text::list_for(elements.count);
     for element in elements.iter() {
         // SAFETY: an element of that array.
@@ -95,7 +57,7 @@ pub unsafe fn texts(array: pg_sys::Datum) -> Result<Vec<Option<String>>, Unreada
 pub unsafe fn lossy_texts(array: pg_sys::Datum) -> Vec<String> {
     let lossy = |bytes: &[u8]| Ok(text::from_server_lossy(bytes));
     // SAFETY: promised by the caller.
-    let elements = unsafe { Elements::of(array, &TEXT) };
+    let elements = unsafe { Elements::of(array) };
     let mut texts = text::list_for(elements.count);
     for element in elements.iter().flatten() {
         // SAFETY: an element of that array.
@@ -104,13 +66,13 @@ pub unsafe fn lossy_texts(array: pg_sys::Datum) -> Vec<String> {
     texts
 }
 
-/// The numbers of an array; None: an element is NULL.
+/// The integers of an array, as wide as an int8; None: an element is NULL.
 ///
 /// # Safety
-/// `array` is an array of int8, not null.
-pub unsafe fn int8s(array: pg_sys::Datum) -> Option<Vec<i64>> {
+/// `array` is an array of int2, int4 or int8, not null.
+pub unsafe fn integers(array: pg_sys::Datum) -> Option<Vec<i64>> {
     // SAFETY: promised by the caller.
-    let elements = unsafe { Elements::of(array, &INT8) };
+    let elements = unsafe { Elements::of(array) };
     let mut numbers = text::list_for(elements.count);
     for element in elements.iter() {
         numbers.push(element?.value() as i64);
@@ -118,42 +80,37 @@ pub unsafe fn int8s(array: pg_sys::Datum) -> Option<Vec<i64>> {
     Some(numbers)
 }
 
-/// The numbers of an array; None: an element is NULL.
-///
-/// # Safety
-/// `array` is an array of int2, not null.
-pub unsafe fn int2s(array: pg_sys::Datum) -> Option<Vec<i16>> {
-    // SAFETY: promised by the caller.
-    let elements = unsafe { Elements::of(array, &INT2) };
-    let mut numbers = text::list_for(elements.count);
-    for element in elements.iter() {
-        numbers.push(element?.value() as i16);
-    }
-    Some(numbers)
-}
-
-/// An array of texts, in the current memory context.
-pub fn of_texts<'a>(texts: impl Iterator<Item = Option<&'a str>>) -> pg_sys::Datum {
+/// An array of elements of a type, in the current memory context.
+pub fn of_datums(elements: impl Iterator<Item = Option<pg_sys::Datum>>, kind: pg_sys::Oid) -> pg_sys::Datum {
     let (mut values, mut nulls) = (Vec::new(), Vec::new());
-    for text in texts {
-        nulls.push(text.is_none());
-        values.push(text.map_or(pg_sys::Datum::null(), text::to_datum));
+    for element in elements {
+        nulls.push(element.is_none());
+        values.push(element.unwrap_or(pg_sys::Datum::null()));
     }
     let (mut count, mut first) = (values.len() as c_int, 1);
     let dimensions = c_int::from(count > 0);
     // SAFETY: `count` values and nulls, of that type.
     unsafe {
+        let (bytes, by_value, align) = layout(kind);
         pg_sys::construct_md_array(
             values.as_mut_ptr(),
             nulls.as_mut_ptr(),
             dimensions,
             &mut count,
             &mut first,
-            TEXT.oid,
-            TEXT.bytes,
-            TEXT.by_value,
-            TEXT.align,
+            kind,
+            bytes,
+            by_value,
+            align,
         )
         .into()
     }
+}
+
+/// The length, kind of passing and alignment of a type.
+fn layout(kind: pg_sys::Oid) -> (c_int, bool, c_char) {
+    let (mut bytes, mut by_value, mut align) = (0, false, 0);
+    // SAFETY: a lookup in the caches, inside a transaction.
+    unsafe { pg_sys::get_typlenbyvalalign(kind, &mut bytes, &mut by_value, &mut align) };
+    (c_int::from(bytes), by_value, align)
 }

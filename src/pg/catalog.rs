@@ -3,6 +3,7 @@
 use super::{major, text};
 use pgrx::pg_sys;
 pub use pgrx::pg_sys::Oid;
+use pgrx::pg_sys::SysCacheIdentifier as CacheId;
 use std::ffi::CStr;
 
 /// A database that allows connections.
@@ -95,30 +96,37 @@ pub fn may_copy_database(oid: u32) -> bool {
 }
 
 fn may_create_databases() -> bool {
-    // SAFETY: a syscache lookup on a shared catalog; the tuple is released.
-    unsafe {
-        let user = pg_sys::GetUserId();
-        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::AUTHOID as i32, user.into());
-        if tuple.is_null() {
-            return false;
-        }
-        let may = (*(pg_sys::GETSTRUCT(tuple) as *mut pg_sys::FormData_pg_authid)).rolcreatedb;
-        pg_sys::ReleaseSysCache(tuple);
-        may || pg_sys::superuser()
-    }
+    let user = super::security::current_user();
+    // SAFETY: the form of that cache.
+    let may = unsafe {
+        cached(CacheId::AUTHOID, user, |form: &pg_sys::FormData_pg_authid| {
+            form.rolcreatedb
+        })
+    };
+    may.is_some_and(|may| may || is_superuser(user))
 }
 
 fn is_template(oid: u32) -> bool {
-    // SAFETY: a syscache lookup on a shared catalog; the tuple is released.
+    // SAFETY: the form of that cache.
+    let is = unsafe {
+        cached(CacheId::DATABASEOID, oid, |form: &pg_sys::FormData_pg_database| {
+            form.datistemplate
+        })
+    };
+    is.unwrap_or_default()
+}
+
+/// Reads the row with this OID from a cache of the server. Inside a transaction.
+///
+/// # Safety
+/// The rows of the cache have this form.
+pub(super) unsafe fn cached<F, T>(cache: CacheId::Type, oid: u32, read: impl FnOnce(&F) -> T) -> Option<T> {
+    // SAFETY: promised by the caller; the tuple is read before it is released.
     unsafe {
-        let oid = pg_sys::Oid::from(oid);
-        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::DATABASEOID as i32, oid.into());
-        if tuple.is_null() {
-            return false;
-        }
-        let is_template = (*(pg_sys::GETSTRUCT(tuple) as *mut pg_sys::FormData_pg_database)).datistemplate;
+        let tuple = pg_sys::SearchSysCache1(cache as i32, Oid::from(oid).into());
+        let value = (!tuple.is_null()).then(|| read(&*pg_sys::GETSTRUCT(tuple).cast::<F>()))?;
         pg_sys::ReleaseSysCache(tuple);
-        is_template
+        Some(value)
     }
 }
 
@@ -174,7 +182,7 @@ pub fn hold_known_extension(extension: u32, table: u32) -> bool {
     // SAFETY: a syscache lookup; taking the lock has brought the caches up to date.
     unsafe {
         pg_sys::SearchSysCacheExists(
-            pg_sys::SysCacheIdentifier::RELOID as i32,
+            CacheId::RELOID as i32,
             pg_sys::Datum::from(table),
             pg_sys::Datum::from(0),
             pg_sys::Datum::from(0),
@@ -247,12 +255,6 @@ pub fn table_in(schema: u32, table: &CStr) -> u32 {
     unsafe { pg_sys::get_relname_relid(table.as_ptr(), schema.into()).to_u32() }
 }
 
-/// The OID of a table in the schema of a function; 0 = there is none.
-pub fn table_beside(function: u32, table: &CStr) -> u32 {
-    // SAFETY: inside a transaction.
-    table_in(unsafe { pg_sys::get_func_namespace(function.into()) }.to_u32(), table)
-}
-
 /// Locks the relation with this name until the end of this transaction, so that it cannot be dropped or renamed.
 /// Returns its owner; None = there is none.
 pub fn hold_relation(schema: &CStr, name: &CStr) -> Option<u32> {
@@ -264,13 +266,8 @@ pub fn hold_relation(schema: &CStr, name: &CStr) -> Option<u32> {
             return None;
         }
         pg_sys::LockRelationOid(before, pg_sys::AccessShareLock as i32);
-        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, before.into());
-        if tuple.is_null() {
-            return None;
-        }
-        let owner = (*(pg_sys::GETSTRUCT(tuple) as *mut pg_sys::FormData_pg_class)).relowner;
-        pg_sys::ReleaseSysCache(tuple);
-        (find() == before).then(|| owner.to_u32())
+        let owner = owner_of_table(before.to_u32());
+        (owner != 0 && find() == before).then_some(owner)
     }
 }
 
@@ -325,7 +322,6 @@ pub fn called_function(fcinfo: pg_sys::FunctionCallInfo) -> u32 {
     unsafe { (*(*fcinfo).flinfo).fn_oid.to_u32() }
 }
 
-/// The name of a schema; empty = there is none.
 /// Whether a relation belongs to an extension.
 pub fn is_member(relation: u32, extension: u32) -> bool {
     // SAFETY: inside a transaction.
@@ -346,19 +342,9 @@ pub fn schema_name(schema: u32) -> String {
 
 /// The owner of a table; 0 = there is no such table.
 pub fn owner_of_table(table: u32) -> u32 {
-    // SAFETY: a syscache lookup; the tuple is released.
-    unsafe {
-        let tuple = pg_sys::SearchSysCache1(
-            pg_sys::SysCacheIdentifier::RELOID as i32,
-            pg_sys::Oid::from(table).into(),
-        );
-        if tuple.is_null() {
-            return 0;
-        }
-        let owner = (*(pg_sys::GETSTRUCT(tuple) as *mut pg_sys::FormData_pg_class)).relowner;
-        pg_sys::ReleaseSysCache(tuple);
-        owner.to_u32()
-    }
+    // SAFETY: the form of that cache.
+    let owner = unsafe { cached(CacheId::RELOID, table, |form: &pg_sys::FormData_pg_class| form.relowner) };
+    owner.map_or(0, Oid::to_u32)
 }
 
 /// A function that a user named in the settings or a destination.
@@ -383,7 +369,7 @@ pub fn function(schema: &str, name: &str, argument: u32) -> Option<Function> {
             return None;
         }
         let tuple = pg_sys::SearchSysCache3(
-            pg_sys::SysCacheIdentifier::PROCNAMEARGSNSP as i32,
+            CacheId::PROCNAMEARGSNSP as i32,
             name.as_ptr().into(),
             pg_sys::buildoidvector(arguments.as_ptr(), 1).into(),
             schema.into(),
@@ -454,7 +440,7 @@ pub fn user_mapping(server: u32) -> Vec<String> {
     const USER_MAPPING_OPTIONS: i16 = 4; // umoptions, from catalog/pg_user_mapping.h
     // SAFETY: syscache lookups inside a transaction; the options are copied before the tuple is released.
     unsafe {
-        let cache = pg_sys::SysCacheIdentifier::USERMAPPINGUSERSERVER as i32;
+        let cache = CacheId::USERMAPPINGUSERSERVER as i32;
         let find = |user: pg_sys::Oid| pg_sys::SearchSysCache2(cache, user.into(), pg_sys::Oid::from(server).into());
         let mut tuple = find(pg_sys::GetUserId());
         if tuple.is_null() {

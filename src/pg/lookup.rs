@@ -3,8 +3,8 @@
 //! an index, where everyone inserts, transactions would fail that have nothing to do with each other. A scan with a
 //! snapshot of its own takes no such locks. Called on the main thread, in a transaction.
 
-use super::table::Value;
-use super::tid::Tid;
+use super::table::{Value, row_id};
+use outbox_core::engine::RowId;
 use pgrx::datum::Uuid;
 use pgrx::pg_sys;
 use std::ffi::CStr;
@@ -73,7 +73,7 @@ impl<const N: usize> Lookup<N> {
     }
 
     /// Where a row with these values is.
-    pub fn find(&self, keys: [Key; N]) -> Option<Tid> {
+    pub fn find(&self, keys: [Key; N]) -> Option<RowId> {
         pgrx::check_for_interrupts!();
         // SAFETY: the functions compare what is in the columns. The tuple is read while the scan holds it.
         unsafe {
@@ -91,7 +91,7 @@ impl<const N: usize> Lookup<N> {
                 scan_keys.as_mut_ptr(),
             );
             let tuple = pg_sys::systable_getnext(scan);
-            let found = (!tuple.is_null()).then(|| Tid::of((*tuple).t_self));
+            let found = (!tuple.is_null()).then(|| row_id((*tuple).t_self));
             pg_sys::systable_endscan(scan);
             found
         }
@@ -99,7 +99,7 @@ impl<const N: usize> Lookup<N> {
 }
 
 /// Finds one row; see [`Lookup`].
-pub fn find<const N: usize>(table: u32, columns: [&CStr; N], keys: [Key; N]) -> Option<Tid> {
+pub fn find<const N: usize>(table: u32, columns: [&CStr; N], keys: [Key; N]) -> Option<RowId> {
     let table = Lookup::open(table, columns)?;
     let found = table.find(keys);
     table.close();

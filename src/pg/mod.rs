@@ -28,7 +28,6 @@ pub mod spi;
 pub mod stat;
 pub mod table;
 pub mod text;
-pub mod tid;
 pub mod trigger;
 pub mod txn;
 pub mod utility;

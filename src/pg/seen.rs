@@ -3,13 +3,13 @@
 //! raise then, because that would make the COMMIT fail. So the check opens no table and reads nothing from disk; if it
 //! is not certain, the answer is no.
 
-use super::tid::Tid;
 use super::{major, table};
+use outbox_core::engine::RowId;
 use pgrx::pg_sys;
 
 #[derive(Clone, Copy)]
 pub struct Seen {
-    tid: Tid,
+    row_id: RowId,
     seq: i64,
     file: major::File,
     /// The shared buffer that contained the block.
@@ -22,9 +22,9 @@ pub struct Seen {
 impl Seen {
     /// Records a row of a table that this transaction has locked. None: there is no row with this `seq` in its first
     /// column, or a transaction changed or deleted it.
-    pub fn of(table: u32, tid: Tid, seq: i64) -> Option<Self> {
+    pub fn of(table: u32, row_id: RowId, seq: i64) -> Option<Self> {
         let changes = table::changes_from_now(table);
-        let (block, line) = tid.block_and_line();
+        let RowId { block, line } = row_id;
         // SAFETY: inside a transaction that has locked the table. The relation is closed again and the buffer released.
         unsafe {
             let relation = pg_sys::table_open(table.into(), pg_sys::NoLock as i32);
@@ -39,7 +39,7 @@ impl Seen {
             pg_sys::table_close(relation, pg_sys::NoLock as i32);
             let (file, buffer, xmin) = seen.flatten()?;
             Some(Self {
-                tid,
+                row_id,
                 seq,
                 file,
                 buffer,
@@ -49,8 +49,8 @@ impl Seen {
         }
     }
 
-    pub fn tid(&self) -> Tid {
-        self.tid
+    pub fn row_id(&self) -> RowId {
+        self.row_id
     }
 
     /// Whether the transaction still sees this version of the row, and the table still has the same file. False also if
@@ -59,7 +59,7 @@ impl Seen {
         if self.changes != table::changes() {
             return false;
         }
-        let (block, line) = self.tid.block_and_line();
+        let RowId { block, line } = self.row_id;
         // SAFETY: inside a transaction. The buffer stays pinned until it is released.
         unsafe {
             let fork = pg_sys::ForkNumber::MAIN_FORKNUM;

@@ -2,11 +2,11 @@
 //! of the database, and raises if these are not UTF-8. This module converts text in both directions. A value that
 //! cannot be read is an `Err` for the code that reads the row. tests/tidy.rs keeps pgrx's SPI out of every other file.
 
-use super::args::Jsonb;
-use super::table::{Kind, Value};
+use super::array;
+use super::table::{Kind, Value, row_id};
 use super::text::{self, Unreadable};
-use super::tid::Tid;
-use super::xact;
+use super::{report, xact};
+use outbox_core::engine::RowId;
 use pgrx::datum::{Date, DatumWithOid, FromDatum, IntoDatum, TimestampWithTimeZone, Uuid};
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::pg_sys::{self, PgOid};
@@ -50,20 +50,9 @@ fn guarded<T>(body: impl FnOnce() -> T) -> T {
     }
     PgTryBuilder::new(AssertUnwindSafe(body))
         .catch_others(|caught| {
-            if let CaughtError::PostgresError(report) = &caught {
-                let in_ascii = |text: &str| text::for_errors(text).into_owned();
-                let mut ascii = pg_sys::panic::ErrorReport::new(
-                    report.sql_error_code(),
-                    in_ascii(report.message()),
-                    pgrx::function_name!(),
-                );
-                if let Some(detail) = report.detail() {
-                    ascii = ascii.set_detail(in_ascii(detail));
-                }
-                if let Some(hint) = report.hint() {
-                    ascii = ascii.set_hint(in_ascii(hint));
-                }
-                ascii.report(pgrx::PgLogLevel::ERROR);
+            if let CaughtError::PostgresError(error) = &caught {
+                let (code, detail, hint) = (error.sql_error_code(), error.detail(), error.hint());
+                report::raise(code, error.message(), detail, hint);
             }
             caught.rethrow()
         })
@@ -356,11 +345,17 @@ impl Column for Vec<Lossy> {
         let array = datum(row, column, &[pg_sys::TEXTARRAYOID])?;
         Ok(array.map(|array| {
             // SAFETY: an array of texts, not null.
-            unsafe { super::array::lossy_texts(array) }
-                .into_iter()
-                .map(Lossy)
-                .collect()
+            unsafe { array::lossy_texts(array) }.into_iter().map(Lossy).collect()
         }))
+    }
+}
+
+/// Reads a tid.
+impl Column for RowId {
+    fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
+        let tid = datum(row, ordinal, &[pg_sys::TIDOID])?;
+        // SAFETY: a tid is passed by reference, and is copied.
+        Ok(tid.map(|tid| row_id(unsafe { tid.cast_mut_ptr::<pg_sys::ItemPointerData>().read_unaligned() })))
     }
 }
 
@@ -380,7 +375,7 @@ impl Column for Vec<Option<String>> {
             return Ok(None);
         };
         // SAFETY: an array of texts, not null.
-        let texts = unsafe { super::array::texts(array) };
+        let texts = unsafe { array::texts(array) };
         texts.map(Some).map_err(|why| SpiError::Unreadable { column, why })
     }
 }
@@ -419,20 +414,25 @@ impl Param<'_> {
 }
 
 impl<'a> Param<'a> {
-    pub fn texts<'b>(texts: impl ExactSizeIterator<Item = Option<&'b str>>) -> Self {
-        Self::of(Some(super::array::of_texts(texts)), pg_sys::TEXTARRAYOID)
-    }
-
     pub fn bytes(bytes: Option<&[u8]>) -> Self {
         Self::of(bytes.and_then(IntoDatum::into_datum), pg_sys::BYTEAOID)
     }
 
-    /// A parameter with the value of a column of this type.
+    /// A value of this type.
     pub fn of_column(value: Value<'a>, kind: Kind) -> Self {
-        match value {
-            Value::Null => Self::null(kind.oid()),
-            value => Self::of(Some(value.datum()), kind.oid()),
-        }
+        let datum = (!matches!(value, Value::Null)).then(|| value.datum());
+        Self::of(datum, kind.oid())
+    }
+
+    /// An array of values of this type.
+    pub fn array(values: impl Iterator<Item = Value<'a>>, kind: Kind) -> Self {
+        let elements = values.map(|value| (!matches!(value, Value::Null)).then(|| value.datum()));
+        Self::of(Some(array::of_datums(elements, kind.oid())), kind.array_oid())
+    }
+
+    pub fn texts<'b>(texts: impl Iterator<Item = Option<&'b str>>) -> Self {
+        let elements = texts.map(|text| text.map(text::to_datum));
+        Self::of(Some(array::of_datums(elements, pg_sys::TEXTOID)), pg_sys::TEXTARRAYOID)
     }
 }
 
@@ -453,26 +453,8 @@ macro_rules! plain {
     };
 }
 
-plain!(
-    bool,
-    i16,
-    i32,
-    i64,
-    f64,
-    Date,
-    TimestampWithTimeZone,
-    Uuid,
-    Tid,
-    pg_sys::Oid
-);
-plain!(
-    Vec<i16>,
-    Vec<i32>,
-    Vec<i64>,
-    Vec<Option<i16>>,
-    Vec<Option<i64>>,
-    Vec<Uuid>
-);
+plain!(bool, i16, i32, i64, f64, Date, TimestampWithTimeZone, Uuid, pg_sys::Oid);
+plain!(Vec<i16>, Vec<i32>, Vec<i64>, Vec<Option<i64>>);
 
 impl<T: Plain> From<T> for Param<'_> {
     fn from(value: T) -> Self {
@@ -512,39 +494,24 @@ impl From<Option<String>> for Param<'_> {
 
 impl From<Vec<Option<String>>> for Param<'_> {
     fn from(texts: Vec<Option<String>>) -> Self {
-        let datum = super::array::of_texts(texts.iter().map(Option::as_deref));
-        Self::of(Some(datum), pg_sys::TEXTARRAYOID)
+        Self::texts(texts.iter().map(Option::as_deref))
     }
 }
 
 impl From<Vec<Option<&str>>> for Param<'_> {
     fn from(texts: Vec<Option<&str>>) -> Self {
-        Self::of(Some(super::array::of_texts(texts.into_iter())), pg_sys::TEXTARRAYOID)
+        Self::texts(texts.into_iter())
     }
 }
 
 impl From<Vec<String>> for Param<'_> {
     fn from(texts: Vec<String>) -> Self {
-        let texts = texts.iter().map(|text| Some(text.as_str()));
-        Self::of(Some(super::array::of_texts(texts)), pg_sys::TEXTARRAYOID)
+        Self::texts(texts.iter().map(|text| Some(text.as_str())))
     }
 }
 
 impl From<Vec<&'static str>> for Param<'_> {
     fn from(texts: Vec<&'static str>) -> Self {
-        let texts = texts.into_iter().map(Some);
-        Self::of(Some(super::array::of_texts(texts)), pg_sys::TEXTARRAYOID)
-    }
-}
-
-impl<'a> From<&'a Jsonb> for Param<'a> {
-    fn from(json: &'a Jsonb) -> Self {
-        Self::of(Some(json.datum()), pg_sys::JSONBOID)
-    }
-}
-
-impl<'a> From<Option<&'a Jsonb>> for Param<'a> {
-    fn from(json: Option<&'a Jsonb>) -> Self {
-        Self::of(json.map(Jsonb::datum), pg_sys::JSONBOID)
+        Self::texts(texts.into_iter().map(Some))
     }
 }

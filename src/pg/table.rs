@@ -7,14 +7,14 @@
 use crate::pg::args::Jsonb;
 use crate::pg::major;
 use crate::pg::text;
-use crate::pg::tid::Tid;
+use outbox_core::engine::RowId;
 use pgrx::datum::{IntoDatum, Uuid};
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::CStr;
 
-/// The layout that a table must have.
+/// A table as the extension creates it.
 pub struct Layout {
     /// The columns in their order, without dropped ones.
     pub columns: Vec<Column>,
@@ -23,65 +23,40 @@ pub struct Layout {
 }
 
 pub struct Column {
-    name: &'static str,
-    kind: Kind,
-    not_null: bool,
-    filled: Filled,
+    pub name: &'static str,
+    pub kind: Kind,
+    pub not_null: bool,
+    pub filled: Filled,
 }
 
-/// The default of a column.
-#[derive(PartialEq)]
-enum Filled {
-    Null,
-    Default(&'static str),
-    Generated(String),
+/// How a row gets the value of a column. Texts are as pg_get_expr() prints them.
+#[derive(Clone, PartialEq)]
+pub enum Filled {
+    /// By the writer of the row, although the column may have a default.
+    Given(Option<&'static str>),
+    /// By a statement from the sequence of the column. [`Table::insert`] is given the value.
     Identity,
+    /// By a statement with this expression. [`Table::insert`] is given the value.
+    Generated(String),
+    /// By a default that is 0 or false.
+    Zero,
+    /// By the default now().
+    Now,
+    /// By no default.
+    Null,
 }
 
 impl Column {
-    pub fn of(name: &'static str, kind: Kind) -> Self {
-        Self {
-            name,
-            kind,
-            not_null: false,
-            filled: Filled::Null,
-        }
-    }
-
-    pub fn not_null(self) -> Self {
-        self.required(true)
-    }
-
-    pub fn required(self, not_null: bool) -> Self {
-        Self { not_null, ..self }
-    }
-
-    pub fn default(self, text: &'static str) -> Self {
-        let filled = Filled::Default(text);
-        Self { filled, ..self }
-    }
-
-    pub fn generated(self, text: String) -> Self {
-        let filled = Filled::Generated(text);
-        Self { filled, ..self }
-    }
-
-    pub fn identity(self) -> Self {
-        let filled = Filled::Identity;
-        Self { filled, ..self }
-    }
-
     /// # Safety
-    /// `column` belongs to an open table.
+    /// The attribute belongs to an open table.
     unsafe fn is(&self, attribute: &pg_sys::FormData_pg_attribute) -> bool {
         // SAFETY: a name ends with NUL.
         let name = unsafe { CStr::from_ptr(attribute.attname.data.as_ptr()) };
-        let generated = if matches!(self.filled, Filled::Generated(_)) {
-            b's'
-        } else {
-            0
+        let (generated, identity) = match self.filled {
+            Filled::Generated(_) => (b's', 0),
+            Filled::Identity => (0, b'd'),
+            _ => (0, 0),
         };
-        let identity = if self.filled == Filled::Identity { b'd' } else { 0 };
         name.to_bytes() == self.name.as_bytes()
             && attribute.atttypid == self.kind.oid()
             && attribute.atttypmod == -1
@@ -92,10 +67,21 @@ impl Column {
 
     fn expression(&self) -> Option<&str> {
         match &self.filled {
-            Filled::Default(text) => Some(text),
+            Filled::Given(default) => *default,
             Filled::Generated(text) => Some(text),
-            Filled::Null | Filled::Identity => None,
+            Filled::Zero if matches!(self.kind, Kind::Bool) => Some("false"),
+            Filled::Zero => Some("0"),
+            Filled::Now => Some("now()"),
+            Filled::Identity | Filled::Null => None,
         }
+    }
+}
+
+impl Layout {
+    /// The columns that a statement names.
+    pub fn given(&self) -> impl Iterator<Item = &Column> {
+        let is_given = |column: &&Column| matches!(column.filled, Filled::Given(_));
+        self.columns.iter().filter(is_given)
     }
 }
 
@@ -105,9 +91,9 @@ impl Column {
 pub struct Table(pg_sys::Relation);
 
 struct Known {
-    /// The number of each column of the layout. Dropped columns are in between.
-    numbers: Vec<i16>,
-    /// The sequence of the first column; 0 if it is no identity column.
+    /// The index of each column in a row, and how it is filled. Dropped columns are in between.
+    columns: Vec<(usize, Filled)>,
+    /// The sequence of the identity column; 0 if there is none.
     sequence: u32,
 }
 
@@ -128,7 +114,6 @@ pub enum Kind {
 #[derive(Clone, Copy)]
 pub enum Value<'a> {
     Null,
-    Bool(bool),
     Int2(i16),
     Int4(i32),
     Int8(i64),
@@ -191,12 +176,7 @@ impl Table {
             return known;
         }
         let is = self.has_checks(&layout.checks) && self.is_left_alone() && self.has_simple_indexes();
-        let numbers = is.then(|| self.numbers(&layout.columns)).flatten();
-        let known = numbers.map(|numbers| Known {
-            // SAFETY: the relation is open and has a first column.
-            sequence: unsafe { major::identity_sequence(self.0, numbers[0]).to_u32() },
-            numbers,
-        });
+        let known = is.then(|| self.known_columns(&layout.columns)).flatten();
         let is = known.is_some();
         KNOWN.with_borrow_mut(|all| all.insert(oid, known));
         is
@@ -258,29 +238,38 @@ impl Table {
         }
     }
 
-    /// The numbers of the columns. None: there is another column, or one differs from the layout.
-    fn numbers(&self, columns: &[Column]) -> Option<Vec<i16>> {
+    /// None: there is another column, or one differs from the layout.
+    fn known_columns(&self, columns: &[Column]) -> Option<Known> {
         // SAFETY: the relation is open; the descriptor has as many columns and defaults as it says.
         unsafe {
             let descriptor = &*(*self.0).rd_att;
             let attributes = major::attributes((*self.0).rd_att);
             let live: Vec<_> = attributes.iter().filter(|attribute| !attribute.attisdropped).collect();
-            let pairs = || columns.iter().zip(&live);
-            if live.len() != columns.len() || !pairs().all(|(column, attribute)| column.is(attribute)) {
-                return None;
-            }
             let constraints = descriptor.constr.as_ref();
             let defaults = constraints.map_or(&[][..], |all| slice(all.defval, all.num_defval.into()));
             let expression_of = |number: i16| {
                 let default = defaults.iter().find(|default| default.adnum == number);
                 default.map(|default| self.in_words(default.adbin))
             };
-            let as_expected = |(column, attribute): (&Column, &&pg_sys::FormData_pg_attribute)| {
-                expression_of(attribute.attnum).as_deref() == column.expression()
+            let mut known = Known {
+                columns: Vec::with_capacity(columns.len()),
+                sequence: 0,
             };
-            pairs()
-                .all(as_expected)
-                .then(|| live.iter().map(|attribute| attribute.attnum).collect())
+            for (column, attribute) in columns.iter().zip(&live) {
+                if !column.is(attribute) || expression_of(attribute.attnum).as_deref() != column.expression() {
+                    return None;
+                }
+                if column.filled == Filled::Identity {
+                    known.sequence = major::identity_sequence(self.0, attribute.attnum).to_u32();
+                    if known.sequence == 0 {
+                        return None;
+                    }
+                }
+                known
+                    .columns
+                    .push((attribute.attnum as usize - 1, column.filled.clone()));
+            }
+            (live.len() == columns.len()).then_some(known)
         }
     }
 
@@ -313,38 +302,44 @@ impl Table {
         }
     }
 
-    /// Writes a row with its index entries. [`is`](Self::is) must be true for the table, and the row must meet its check
-    /// constraints. Later commands of the transaction see the row.
-    pub fn insert<const N: usize>(&self, row: [Value; N]) -> Tid {
+    /// Writes a row with its index entries: the values of the columns that have no default, in their order.
+    /// [`is`](Self::is) must be true for the table, and the row must meet its check constraints. Later commands of the
+    /// transaction see the row.
+    pub fn insert(&self, row: &[Value]) -> RowId {
         // SAFETY: one value for each column, of its type: see `is`. Core uses the function for its catalogs. It skips only
         // features that this table does not have.
         unsafe {
             let columns = (*(*self.0).rd_att).natts as usize;
             let (mut values, mut nulls) = (vec![pg_sys::Datum::null(); columns], vec![true; columns]);
             self.known(|known| {
-                debug_assert_eq!(known.numbers.len(), N);
-                for (number, value) in known.numbers.iter().zip(row) {
-                    let index = *number as usize - 1;
-                    nulls[index] = matches!(value, Value::Null);
-                    values[index] = value.datum();
+                let mut row = row.iter();
+                for (index, filled) in &known.columns {
+                    let value = match filled {
+                        Filled::Given(_) | Filled::Identity | Filled::Generated(_) => *row.next()?,
+                        Filled::Now => Value::Time(now()),
+                        Filled::Zero => Value::Int8(0),
+                        Filled::Null => Value::Null,
+                    };
+                    nulls[*index] = matches!(value, Value::Null);
+                    values[*index] = value.datum();
                 }
                 Some(())
             });
             let tuple = pg_sys::heap_form_tuple((*self.0).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
             pg_sys::CatalogTupleInsert(self.0, tuple);
-            let place = Tid::of((*tuple).t_self);
+            let place = row_id((*tuple).t_self);
             pg_sys::heap_freetuple(tuple);
             pg_sys::CommandCounterIncrement();
             place
         }
     }
 
-    /// The next value of the first column; None = it has no sequence. As with a statement, a role that may write the table
-    /// needs no right on the sequence of its identity column.
-    pub fn next_value(&self) -> Option<i64> {
-        let sequence = self.known(|known| (known.sequence != 0).then_some(known.sequence))?;
+    /// The next value of the identity column. [`is`](Self::is) must be true for the table. As with a statement, a role
+    /// that may write the table needs no right on the sequence of its identity column.
+    pub fn next_value(&self) -> i64 {
+        let sequence = self.known(|known| Some(known.sequence)).unwrap_or_default();
         // SAFETY: inside a transaction; nothing here has a destructor when it raises.
-        Some(unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| nextval_internal(sequence.into(), false)) })
+        unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| nextval_internal(sequence.into(), false)) }
     }
 
     fn known<T>(&self, read: impl FnOnce(&Known) -> Option<T>) -> Option<T> {
@@ -365,6 +360,11 @@ impl Kind {
             Self::Uuid => pg_sys::UUIDOID,
         }
     }
+
+    pub fn array_oid(self) -> pg_sys::Oid {
+        // SAFETY: a lookup in the caches, inside a transaction.
+        unsafe { pg_sys::get_array_type(self.oid()) }
+    }
 }
 
 impl<'a> Value<'a> {
@@ -380,7 +380,6 @@ impl<'a> Value<'a> {
     pub(super) fn datum(self) -> pg_sys::Datum {
         match self {
             Self::Null => pg_sys::Datum::null(),
-            Self::Bool(value) => value.into(),
             Self::Int2(value) => value.into(),
             Self::Int4(value) => value.into(),
             Self::Int8(value) | Self::Time(value) => value.into(),
@@ -392,13 +391,28 @@ impl<'a> Value<'a> {
 }
 
 impl Row<'_> {
-    pub fn is_null(&self, column: usize) -> bool {
-        self.nulls.get(column - 1).is_none_or(|null| *null)
+    fn value(&self, column: usize) -> Option<pg_sys::Datum> {
+        let is_null = self.nulls.get(column - 1).is_none_or(|null| *null);
+        (!is_null).then(|| self.values[column - 1])
     }
 
     /// The value of a column of that type.
     pub fn int2(&self, column: usize) -> Option<i16> {
-        (!self.is_null(column)).then(|| self.values[column - 1].value() as i16)
+        self.value(column).map(|datum| datum.value() as i16)
+    }
+
+    /// The value of a column of that type.
+    pub fn text(&self, column: usize) -> Option<String> {
+        // SAFETY: a text, as the caller says.
+        self.value(column)
+            .map(|datum| unsafe { text::of_datum(datum) }.unwrap_or_else(|why| why.raise()))
+    }
+}
+
+pub(super) fn row_id(pointer: pg_sys::ItemPointerData) -> RowId {
+    RowId {
+        block: u32::from(pointer.ip_blkid.bi_hi) << 16 | u32::from(pointer.ip_blkid.bi_lo),
+        line: pointer.ip_posid,
     }
 }
 

@@ -2,9 +2,10 @@
 //! session calls it on the main thread.
 
 use super::{catalog, text};
+use pgrx::pg_sys::SysCacheIdentifier::INDEXRELID;
 use pgrx::trigger_support::{PgTrigger, PgTriggerLevel, PgTriggerOperation, PgTriggerWhen};
 use pgrx::{PgList, pg_sys};
-use std::ffi::{CStr, c_char};
+use std::ffi::c_char;
 
 /// The call that core passes to a trigger function.
 pub type Call = pg_sys::FunctionCallInfo;
@@ -19,6 +20,8 @@ pub struct Fired {
     /// A BEFORE trigger: the statement begins.
     pub is_before: bool,
     pub table: String,
+    /// The OID of the table.
+    pub oid: u32,
     /// The OID of the table; of the whole table, if this is a partition.
     pub root: u32,
     /// The owner of the table.
@@ -60,6 +63,7 @@ pub fn fired(call: Call) -> Option<Fired> {
                 PgTriggerOperation::Truncate => Operation::Truncate,
             },
             is_before: matches!(trigger.when(), Ok(PgTriggerWhen::Before)),
+            oid: (*(*data).tg_relation).rd_id.to_u32(),
             root: root((*data).tg_relation),
             table: text::of_c((*(*(*data).tg_relation).rd_rel).relname.data.as_ptr()),
             owner: (*(*(*data).tg_relation).rd_rel).relowner.to_u32(),
@@ -85,13 +89,6 @@ impl Fired {
         assert!(code >= 0, "SPI_register_trigger_data: {code}");
     }
 
-    /// Whether the trigger is on the table with this name in the schema of the trigger function.
-    pub fn is_on_table_beside(&self, table: &CStr) -> bool {
-        // SAFETY: the relation is open.
-        let relation = unsafe { (*(*self.data).tg_relation).rd_id };
-        catalog::table_beside(catalog::called_function(self.call), table) == relation.to_u32()
-    }
-
     pub fn has_column(&self, name: &str) -> bool {
         let name = text::to_c_string(name);
         // SAFETY: the relation is open; system columns have negative numbers.
@@ -107,16 +104,13 @@ impl Fired {
             let indexes = PgList::<pg_sys::Oid>::from_pg(pg_sys::RelationGetIndexList(relation));
             let mut columns = Vec::new();
             for index in indexes.iter_oid() {
-                let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::INDEXRELID as i32, index.into());
-                if tuple.is_null() {
-                    continue;
-                }
-                let form = pg_sys::GETSTRUCT(tuple) as *mut pg_sys::FormData_pg_index;
-                if (*form).indisprimary {
-                    let numbers = (*form).indkey.values.as_slice((*form).indnkeyatts as usize);
-                    columns.extend(numbers.iter().map(|number| column(relation, *number)));
-                }
-                pg_sys::ReleaseSysCache(tuple);
+                let read = |form: &pg_sys::FormData_pg_index| {
+                    let numbers = form.indkey.values.as_slice(form.indnkeyatts as usize);
+                    form.indisprimary
+                        .then(|| numbers.iter().map(|number| column(relation, *number)).collect())
+                };
+                let names: Option<Vec<String>> = catalog::cached(INDEXRELID, index.to_u32(), read).flatten();
+                columns.extend(names.into_iter().flatten());
             }
             columns
         }

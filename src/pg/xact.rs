@@ -3,7 +3,7 @@
 
 use pgrx::{PgTryBuilder, pg_guard, pg_sys};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::OnceLock;
 
 // From access/twophase.h, which the bindings leave out.
 unsafe extern "C" {
@@ -33,7 +33,7 @@ pub enum End {
 
 /// Runs `body`, at the end of a transaction that shall commit whatever becomes of it. It must change nothing that an
 /// error would have to undo.
-pub fn commits_all_the_same(body: impl FnOnce() + std::panic::UnwindSafe) {
+pub fn ignore_errors_at_commit(body: impl FnOnce() + std::panic::UnwindSafe) {
     PgTryBuilder::new(body)
         .catch_others(|_| {})
         .catch_rust_panic(|_| {})
@@ -41,11 +41,11 @@ pub fn commits_all_the_same(body: impl FnOnce() + std::panic::UnwindSafe) {
 }
 
 type Callback = fn(End);
-static CALLBACK: AtomicUsize = AtomicUsize::new(0);
+static CALLBACK: OnceLock<Callback> = OnceLock::new();
 
 /// Calls `callback` at the end of every transaction and savepoint of this process. Once, from `_PG_init`.
 pub fn on_end(callback: Callback) {
-    CALLBACK.store(callback as usize, Ordering::Relaxed);
+    let _ = CALLBACK.set(callback);
     // SAFETY: the functions stay loaded for the life of the process.
     unsafe {
         pg_sys::RegisterXactCallback(Some(xact), std::ptr::null_mut());
@@ -116,10 +116,8 @@ pub fn max_prepared() -> usize {
 }
 
 fn report_end(end: End) {
-    let callback = CALLBACK.load(Ordering::Relaxed);
-    if callback != 0 {
-        // SAFETY: only ever stored by on_end, from a Callback.
-        unsafe { std::mem::transmute::<usize, Callback>(callback)(end) }
+    if let Some(callback) = CALLBACK.get() {
+        callback(end);
     }
 }
 

@@ -4,20 +4,21 @@
 use crate::config;
 use crate::error::{self, UserError};
 use crate::event;
-use crate::pg::args::{Args, Int2s, Int8s, JsonText, Jsonb, Legible, Seqs, Text, Texts, Utf8};
+use crate::pg::args::{Args, Integers, JsonText, Jsonb, Legible, Text, Texts, Utf8};
 use crate::pg::catalog::{self, Oid};
 use crate::pg::clock::{now_us, since_1970};
 use crate::pg::lanes::{self, OutboxLanes};
 use crate::pg::{latch, signals, trigger, txn};
 use crate::session::checks::{
-    check_enqueue, check_event, check_times, missing_seq, partition_of_label, routing_template, usable,
+    check_enqueue, check_event, check_max_pending, check_times, missing_seq, partition_of_label, routing_template,
+    usable,
 };
 use crate::session::declarations::options_of;
-use crate::session::store::new_event::{NewEvent, Times};
-use crate::session::store::request::{Enqueue, Keys, Publish, new_id};
+use crate::session::store::enqueue::{self as store, Enqueue, Keys};
+use crate::session::store::new_event::{self, NewEvent, Times, new_id};
 use crate::session::store::statements::statements;
-use crate::session::store::{enqueue as store, source as sources};
-use crate::session::{capture, effects, requests, room, source, utility};
+use crate::session::store::{partition, publish, source as sources};
+use crate::session::{capture, effects, source, utility};
 use crate::shared::databases;
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fastpath::slot;
@@ -39,91 +40,52 @@ use pgrx::prelude::*;
 const ENQUEUED_AT_ONCE: usize = 10_000;
 
 #[pg_extern(sql = false)]
-fn outbox_enqueue(
-    seq: Option<i64>,
-    key: Option<Text>,
-    destination: Option<Text>,
-    available_at: Option<TimestampWithTimeZone>,
-    partition_key: Option<Text>,
-    expires_at: Option<TimestampWithTimeZone>,
-    fcinfo: pg_sys::FunctionCallInfo,
-) -> bool {
-    let Some(seq) = seq else { missing_seq().raise() };
-    let times = Times {
-        available_at,
-        expires_at,
-    };
-    enqueue(
-        fcinfo,
-        &[seq],
-        key.as_deref(),
-        destination.as_deref(),
-        times,
-        partition_key.as_deref(),
-    ) == 1
+fn outbox_enqueue(fcinfo: pg_sys::FunctionCallInfo) -> bool {
+    // SAFETY: the call's own fcinfo; the types are as sql/src/20_enqueue.sql declares them.
+    let args = unsafe { Args::new(fcinfo) };
+    let Some(seq) = args.int8(0) else { missing_seq().raise() };
+    enqueue(fcinfo, &args, &[seq]) == 1
 }
 
 #[pg_extern(sql = false)]
-fn outbox_enqueue_many(
-    seqs: Option<Seqs>,
-    key: Option<Text>,
-    destination: Option<Text>,
-    available_at: Option<TimestampWithTimeZone>,
-    partition_key: Option<Text>,
-    expires_at: Option<TimestampWithTimeZone>,
-    fcinfo: pg_sys::FunctionCallInfo,
-) -> i64 {
-    let Some(Seqs(Some(seqs))) = seqs else {
+fn outbox_enqueue_many(fcinfo: pg_sys::FunctionCallInfo) -> i64 {
+    // SAFETY: the call's own fcinfo; the types are as sql/src/20_enqueue.sql declares them.
+    let args = unsafe { Args::new(fcinfo) };
+    let Some(seqs) = args.int8s(0) else {
         missing_seq().raise()
     };
-    let times = Times {
-        available_at,
-        expires_at,
-    };
-    enqueue(
-        fcinfo,
-        &seqs,
-        key.as_deref(),
-        destination.as_deref(),
-        times,
-        partition_key.as_deref(),
-    )
+    enqueue(fcinfo, &args, &seqs)
 }
 
-fn enqueue(
-    fcinfo: pg_sys::FunctionCallInfo,
-    seqs: &[i64],
-    key: Option<&str>,
-    destination: Option<&str>,
-    times: Times,
-    partition_key: Option<&str>,
-) -> i64 {
+/// Both functions have the same arguments after the first.
+fn enqueue(fcinfo: pg_sys::FunctionCallInfo, args: &Args, seqs: &[i64]) -> i64 {
     if config::replaying() {
         return 0;
     }
-    let enqueued = check_enqueue(seqs, key).and_then(|()| {
-        let destination = usable(destination)?;
+    let (key, destination) = (args.text(1), args.text(2));
+    let times = Times {
+        available_at: args.time(3),
+        expires_at: args.time(5),
+    };
+    let enqueued = check_enqueue(seqs, key.as_deref()).and_then(|()| {
+        let destination = usable(destination.as_deref())?;
         check_times(times)?;
-        let partition = partition_key.map(partition_of_label).transpose()?;
-        room::check_room(destination, seqs.len())?;
+        let partition = args.text(4).map(|label| partition_of_label(&label)).transpose()?;
+        check_max_pending(destination, seqs.len())?;
         // In batches: the caller chooses how many elements there are, and an allocation that fails aborts the process.
         seqs.chunks(ENQUEUED_AT_ONCE).try_fold(0, |before, seqs| {
+            let keys = match &key {
+                Some(key) => Keys::Given(vec![Some(key.clone()); seqs.len()]),
+                None => Keys::LookedUp,
+            };
             let request = Enqueue {
                 seqs,
-                announced: None,
-                keys: match key {
-                    Some(key) => Keys::Given(vec![Some(key.to_owned()); seqs.len()]),
-                    None => Keys::LookedUp,
-                },
+                keys,
                 destination,
                 times,
                 partition,
             };
-            let count = store::enqueue(fcinfo, request)?;
-            if count > 0 {
-                effects::enqueued(destination, count);
-            }
-            Ok(before + count)
+            Ok(before + store::enqueue(fcinfo, request)?)
         })
     });
     enqueued.unwrap_or_else(|error| error.raise())
@@ -132,9 +94,7 @@ fn enqueue(
 /// For a session that sets up something that will enqueue later.
 #[pg_extern(sql = false)]
 fn outbox_check_destination(destination: Option<Text>) {
-    if let Err(error) = usable(destination.as_deref()) {
-        error.raise();
-    }
+    usable(destination.as_deref()).unwrap_or_else(|error| error.raise());
 }
 
 #[pg_extern(sql = false, immutable, strict, parallel_safe)]
@@ -152,10 +112,8 @@ fn outbox_partition_by(
 ) -> Option<i32> {
     let count = i16::try_from(partition_count?).ok().filter(|count| *count > 0)?;
     let named = partitioner.as_deref().zip(owner.as_deref());
-    match store::partition_by(fcinfo, named, &key?, count) {
-        Ok(partition) => Some(i32::from(partition)),
-        Err(error) => error.raise(),
-    }
+    let partition = partition::partition_by(fcinfo, named, &key?, count);
+    Some(partition.unwrap_or_else(|error| error.raise()).into())
 }
 
 #[pg_extern(sql = false)]
@@ -165,9 +123,8 @@ fn outbox_configure(
     partitioner: Option<Text>,
     fcinfo: pg_sys::FunctionCallInfo,
 ) {
-    if let Err(error) = store::configure(fcinfo, partition_count, leasing, partitioner.as_deref()) {
-        error.raise();
-    }
+    partition::configure(fcinfo, partition_count, leasing, partitioner.as_deref())
+        .unwrap_or_else(|error| error.raise());
 }
 
 #[pg_extern(sql = false)]
@@ -182,26 +139,18 @@ fn outbox_publish(fcinfo: pg_sys::FunctionCallInfo) -> Option<i64> {
     }
     // SAFETY: the call's own fcinfo; the types are as sql/src/20_enqueue.sql declares them.
     let args = unsafe { Args::new(fcinfo) };
-    match publish(fcinfo, &args) {
-        Ok(seq) => Some(seq),
-        Err(error) => error.raise(),
-    }
+    publish(fcinfo, &args).unwrap_or_else(|error| error.raise())
 }
 
-fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<i64, UserError> {
-    let event = NewEvent::of(args)?;
-    let destination = usable(event.destination.as_deref())?;
-    check_times(event.times)?;
-    room::check_room(destination, 1)?;
-    let key = check_event(&event.texts, &routing_template(destination))?;
-    let request = Publish {
-        event: &event,
-        key: key.as_deref(),
-        destination,
-    };
-    let seq = store::publish(fcinfo, &request)?;
-    effects::enqueued(destination, 1);
-    Ok(seq)
+fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<Option<i64>, UserError> {
+    let (event, times) = (NewEvent::of_arguments(args)?, Times::of(args));
+    let given = args.text(new_event::DESTINATION);
+    let destination = usable(given.as_deref())?;
+    check_times(times)?;
+    check_max_pending(destination, 1)?;
+    let key = check_event(&event.event, &routing_template(destination))?;
+    let seqs = publish::publish(fcinfo, &[(event, key)], destination, times)?;
+    Ok(seqs.first().copied())
 }
 
 #[pg_extern(sql = false)]
@@ -209,17 +158,13 @@ fn outbox_source_set(fcinfo: pg_sys::FunctionCallInfo) {
     // SAFETY: the call's own fcinfo; the types are as sql/src/27_source.sql declares them.
     let args = unsafe { Args::new(fcinfo) };
     let mapping = (0..PARTS.len()).map(|part| args.text(part + 1));
-    if let Err(error) = source::set(fcinfo, args.oid(0).map(Oid::to_u32), mapping.collect()) {
-        error.raise();
-    }
+    source::set(fcinfo, args.oid(0).map(Oid::to_u32), mapping.collect()).unwrap_or_else(|error| error.raise());
 }
 
 #[pg_extern(sql = false)]
 fn outbox_source_problem(fcinfo: pg_sys::FunctionCallInfo) -> Option<Text> {
-    match sources::current(fcinfo) {
-        Ok(source) => source?.problem().map(Text::from),
-        Err(error) => error.raise(),
-    }
+    let source = sources::current(fcinfo).unwrap_or_else(|error| error.raise());
+    source?.problem().map(Text::from)
 }
 
 /// Reads from the source that is set.
@@ -229,7 +174,7 @@ fn query_source<T>(fcinfo: pg_sys::FunctionCallInfo, ask: impl FnOnce(&Source) -
 }
 
 #[pg_extern(sql = false)]
-fn outbox_source_events(seqs: Int8s, bytes_max: i64, fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
+fn outbox_source_events(seqs: Integers, bytes_max: i64, fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
     let bytes_max = usize::try_from(bytes_max).unwrap_or(0);
     let events = query_source(fcinfo, |source| source.events(&seqs.0, bytes_max));
     events.into_iter().map(|text| text.map(Text::from)).collect()
@@ -237,7 +182,7 @@ fn outbox_source_events(seqs: Int8s, bytes_max: i64, fcinfo: pg_sys::FunctionCal
 
 #[pg_extern(sql = false)]
 fn outbox_source_matching(
-    seqs: Int8s,
+    seqs: Integers,
     kind: Option<Text>,
     aggregate_type: Option<Text>,
     aggregate_id: Option<Text>,
@@ -272,17 +217,15 @@ fn fire(fcinfo: pg_sys::FunctionCallInfo, trigger: fn(trigger::Call) -> Result<(
     if config::replaying() {
         return;
     }
-    if let Err(error) = trigger(fcinfo) {
-        error.raise();
-    }
+    trigger(fcinfo).unwrap_or_else(|error| error.raise());
 }
 
 #[pg_extern(sql = false)]
-fn outbox_wake(more_waiting: i64, partitions: Int2s, seqs: Int8s) {
+fn outbox_wake(more_waiting: i64, partitions: Integers, seqs: Integers) {
     effects::more_wait(more_waiting);
     effects::changed_by_hand();
     for (partition, seq) in partitions.0.into_iter().zip(seqs.0) {
-        if let Ok(partition) = Partition::new(i64::from(partition)) {
+        if let Ok(partition) = Partition::new(partition) {
             Class::all().for_each(|class| effects::read_again(class, partition, seq));
         }
     }
@@ -304,10 +247,10 @@ fn outbox_record_pending(destination: Text, more: i64) {
 
 /// All arrays have the same length.
 #[pg_extern(sql = false)]
-fn outbox_held(by_partition: bool, seqs: Int8s, keys: Texts, partitions: Int2s) -> Vec<i64> {
+fn outbox_held(by_partition: bool, seqs: Integers, keys: Texts, partitions: Integers) -> Vec<i64> {
     let open = transactions::open_transactions();
-    let is_held = |seq: i64, key: Option<&str>, partition: i16| match (by_partition, key) {
-        (true, _) => Partition::new(i64::from(partition)).is_ok_and(|partition| {
+    let is_held = |seq: i64, key: Option<&str>, partition: i64| match (by_partition, key) {
+        (true, _) => Partition::new(partition).is_ok_and(|partition| {
             let crc = lane_crc(partition);
             open.iter().any(|transaction| transaction.holds_lane(crc, seq))
         }),
@@ -361,7 +304,7 @@ fn outbox_record_ended(published: i64, failed: i64, gone: i64) {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_record_took(took_us: Int8s) {
+fn outbox_record_took(took_us: Integers) {
     effects::record_took(took_us.0);
 }
 
@@ -625,22 +568,39 @@ fn outbox_request_recheck(destination: Text) -> bool {
     heard
 }
 
-/// Returns NULL if another session has a request, 0 if no worker can answer.
+/// Requests delivery up to a seq; 0 = a pass. Returns the id of the request: NULL if another session has one, 0 if no worker
+/// can answer.
 #[pg_extern(sql = false)]
 fn outbox_begin_request(read_limit: i64) -> Option<i64> {
     effects::requesting();
-    requests::begin(read_limit).map(i64::from)
+    let Some(database) = databases::my_database() else {
+        return Some(0);
+    };
+    let request_id = database.request.begin(read_limit)?;
+    databases::wake_workers();
+    Some(i64::from(request_id))
 }
 
+/// For each worker of this database its number and its answer, one after the other.
 #[pg_extern(sql = false)]
 fn outbox_answers(request_id: i64, timeout_ms: i32) -> Vec<i64> {
-    let (answers, done) = requests::answers(request_id as u32);
+    let read = || {
+        let (mut flat, mut done) = (Vec::new(), true);
+        for (number, answer) in workers::answers_here() {
+            let answer = answer.read(request_id as u32);
+            done &= answer[0] == 2;
+            flat.push(i64::from(number));
+            flat.extend(answer);
+        }
+        (flat, done)
+    };
+    let (answers, done) = read();
     if done && !answers.is_empty() {
         return answers;
     }
     latch::wait(i64::from(timeout_ms.max(1)));
     signals::check_for_interrupts();
-    requests::answers(request_id as u32).0
+    read().0
 }
 
 #[pg_extern(sql = false)]

@@ -12,15 +12,13 @@ use crate::pg::spi::SpiHeapTupleData;
 use crate::pg::trigger::{self, Call, Fired, Operation};
 use crate::pg::{catalog, guc, security, text};
 use crate::session::checks;
-use crate::session::store::new_event::Times;
-use crate::session::store::request::{Enqueue, Keys};
-use crate::session::store::{enqueue as store, source, written};
-use crate::session::{effects, nesting, publishing, room};
-use crate::shared::transactions::{self, Announced};
+use crate::session::nesting;
+use crate::session::store::enqueue::{self as store, Enqueue, Keys};
+use crate::session::store::new_event::{NewEvent, Times};
+use crate::session::store::statements::statements;
+use crate::session::store::{publish, source, written};
 use outbox_core::change::{CaptureRules, Change, ChangedRow, Operations, Update};
 use outbox_core::envelope;
-use outbox_core::message::Event;
-use outbox_core::partition::crc32;
 use outbox_core::trigger::{Attached, Captured};
 use outbox_worker::DEFAULT_DESTINATION;
 use pgrx::PgSqlErrorCode;
@@ -39,8 +37,8 @@ pub fn attached(call: Call) -> Result<(), UserError> {
         return Err(foreign_trigger(&fired));
     };
     let destination = attached.destination.as_deref().unwrap_or(DEFAULT_DESTINATION);
-    let is_own_store = fired.is_on_table_beside(c"outbox_events");
-    if publishing::is_to(destination) {
+    let is_own_store = fired.oid == statements(call).event_table;
+    if nesting::is_publishing_to(destination) {
         return Ok(()); // the source enqueues it a moment later, with its own key and time
     }
     // With several jobs pg_restore may restore outbox_policies, and with it this trigger, before the events. Those
@@ -77,35 +75,20 @@ pub fn attached(call: Call) -> Result<(), UserError> {
         if let Some(seq) = seqs.iter().find(|seq| **seq <= 0) {
             return Err(checks::bad_seq(*seq));
         }
-        room::check_room(destination, seqs.len())?;
+        checks::check_max_pending(destination, seqs.len())?;
         let keys = match attached.key {
             None if is_own_store || source::is_set(fired.call()) => Keys::LookedUp,
             _ => Keys::Given(keys),
         };
-        as_owner(&fired, || enqueue(&fired, &seqs, None, keys, destination))
+        let request = Enqueue {
+            seqs: &seqs,
+            keys,
+            destination,
+            times: Times::default(),
+            partition: None,
+        };
+        store::enqueue(fired.call(), request).map(drop)
     })
-}
-
-fn enqueue(
-    fired: &Fired,
-    seqs: &[i64],
-    announced: Option<Announced>,
-    keys: Keys,
-    destination: &str,
-) -> Result<(), UserError> {
-    let request = Enqueue {
-        seqs,
-        announced,
-        keys,
-        destination,
-        times: Times::default(),
-        partition: None,
-    };
-    let count = store::enqueue(fired.call(), request)?;
-    if count > 0 {
-        effects::enqueued(destination, count);
-    }
-    Ok(())
 }
 
 // ---- outbox_capture -------------------------------------------------------------------------------------------------
@@ -154,7 +137,10 @@ pub fn captured(call: Call) -> Result<(), UserError> {
         Ok(((json, id, row.get(3)?), bytes))
     };
     let context = Context::snapshot();
-    let write = |changes| nesting::write(fired.root, depth, || write(&fired, &captured, &context, changes));
+    let write = |changes: Vec<Change>| match changes.is_empty() {
+        true => Ok(()),
+        false => nesting::write(fired.root, depth, || write(&fired, &captured, &context, changes)),
+    };
     let mut come = Vec::new();
     written::read_rows(&fired, reader(&fired)?, &sqls, read, |batch| {
         let rows = batch.into_iter().map(|rows| {
@@ -185,7 +171,7 @@ pub fn captured(call: Call) -> Result<(), UserError> {
     }
     let mut inside = nesting::inside(fired.root, depth);
     if !inside.is_empty() {
-        as_owner(&fired, || written::renumber(&mut inside))?;
+        security::run_as(statements(call).owner, || written::renumber(&mut inside))?;
         nesting::renumbered(fired.root, inside);
     }
     Ok(())
@@ -306,45 +292,28 @@ fn changes_of(
     })
 }
 
-/// Stores and enqueues the events, as outbox_publish does: check, announce the keys, then draw the seqs.
+/// Stores and enqueues the events, as outbox_publish does.
 fn write(fired: &Fired, captured: &Captured, context: &Context, changes: Vec<Change>) -> Result<(), UserError> {
-    if changes.is_empty() {
-        return Ok(());
-    }
     let destination = captured.destination.as_deref().unwrap_or(DEFAULT_DESTINATION);
     checks::check_destination(fired, destination)?;
-    room::check_room(destination, changes.len())?;
+    checks::check_max_pending(destination, changes.len())?;
     let template = checks::routing_template(destination);
-    let session = [&context.metadata, &context.headers, &context.actor];
-    let session_bytes: usize = session.into_iter().flatten().map(String::len).sum();
-    let mut keys = Vec::with_capacity(changes.len());
-    for change in &changes {
-        let event = Event {
-            kind: change.kind.clone(),
-            aggregate_type: Some(captured.aggregate_type.clone()),
-            aggregate_id: Some(change.aggregate_id.clone()),
-            operation: Some(change.operation.into()),
-            ..Event::default() // the settings of the session were checked when they were set
-        };
-        let previous_bytes = change.previous_payload.as_ref().map_or(0, String::len);
-        let bytes = change.payload.len() + previous_bytes + session_bytes;
-        let checked = checks::check_event(&event, &template).and_then(|key| {
-            check_body(bytes as i64)?;
-            Ok(key)
+    let keyed = |change: Change| {
+        let kind = change.kind.clone();
+        let event = NewEvent::of_change(change, &captured.aggregate_type, context);
+        let checked = event.and_then(|event| {
+            check_body(event.event.body_bytes() as i64)?;
+            let key = checks::check_event(&event.event, &template)?;
+            Ok((event, key))
         });
-        let key = checked.map_err(|error| UserError {
-            detail: Some(format!("The event is {} of table \"{}\".", change.kind, fired.table)),
+        checked.map_err(|error| UserError {
+            detail: Some(format!("The event is {kind} of table \"{}\".", fired.table)),
             ..error
-        })?;
-        keys.push(key);
-    }
-    as_owner(fired, || {
-        store::hold_extension(fired.call());
-        let announced = transactions::announce(keys.iter().map(|key| key.as_deref().map(crc32)));
-        publishing::begins(destination);
-        let seqs = written::insert_events(fired, &captured.aggregate_type, context, changes)?;
-        publishing::ends();
-        enqueue(fired, &seqs, Some(announced), Keys::Given(keys), destination)
+        })
+    };
+    written::with_own_memory(|| {
+        let events = changes.into_iter().map(keyed).collect::<Result<Vec<_>, UserError>>()?;
+        publish::publish(fired.call(), &events, destination, Times::default()).map(drop)
     })
 }
 
@@ -385,7 +354,7 @@ fn as_text(expression: &str) -> String {
 
 /// The role to read as, if it is not the writing role.
 fn reader(fired: &Fired) -> Result<Option<u32>, UserError> {
-    if security::current_user() != owner(fired) {
+    if security::current_user() != statements(fired.call()).owner {
         return Ok(None);
     }
     match catalog::role_oid(READER) {
@@ -396,13 +365,4 @@ fn reader(fired: &Fired) -> Result<Option<u32>, UserError> {
         )),
         role => Ok(Some(role)),
     }
-}
-
-fn owner(fired: &Fired) -> u32 {
-    let function = catalog::called_function(fired.call());
-    catalog::owner_of_table(catalog::table_beside(function, c"outbox_settings"))
-}
-
-fn as_owner<T>(fired: &Fired, body: impl FnOnce() -> T) -> T {
-    security::run_as(owner(fired), body)
 }

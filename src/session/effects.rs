@@ -7,7 +7,7 @@
 
 use crate::pg::clock::now_us;
 use crate::pg::xact::{self, End};
-use crate::session::{nesting, publishing, requests};
+use crate::session::nesting;
 use crate::shared::databases::{self, DatabaseEntry};
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fastpath::handoff::Handoff;
@@ -341,7 +341,7 @@ impl Transaction {
     fn copy_to_slot(&mut self) {
         let handoffs = &mut self.effects.whole().handoffs;
         if !handoffs.is_empty() {
-            xact::commits_all_the_same(AssertUnwindSafe(|| commit::copy_to_slot(handoffs)));
+            xact::ignore_errors_at_commit(AssertUnwindSafe(|| commit::copy_to_slot(handoffs)));
         }
     }
 
@@ -373,7 +373,6 @@ impl Transaction {
 
     /// The transaction is over, however it ended: messages may have waited for its end.
     fn leave(&mut self) {
-        publishing::transaction_over();
         nesting::transaction_over();
         transactions::leave();
         if std::mem::take(&mut self.wakes) {
@@ -399,7 +398,6 @@ impl Transaction {
                 *self.pending.entry(number).or_default() -= by;
             }
         }
-        publishing::savepoint_aborted(id);
         self.end_request(); // the statement with the request has failed
         if self.vacates {
             databases::end_vacancies(); // the statement may have failed; if not, core's lock still keeps the workers out
@@ -407,8 +405,11 @@ impl Transaction {
     }
 
     fn end_request(&mut self) {
-        if std::mem::take(&mut self.has_request) {
-            requests::stop();
+        if std::mem::take(&mut self.has_request)
+            && let Some(database) = databases::my_database()
+        {
+            database.request.end();
+            databases::wake_workers();
         }
     }
 }

@@ -4,7 +4,7 @@
 //! Runs on the main thread of the session's backend.
 
 use crate::error::{UserError, internal};
-use crate::pg::args::{Int2s, Int8s, Text};
+use crate::pg::args::{Integers, Text};
 use crate::pg::clock::now_us;
 use crate::pg::{bgworker, catalog, latch, security, signals, txn};
 use crate::shared::lanes::Class;
@@ -160,7 +160,7 @@ fn outbox_work_token() -> i64 {
 
 /// Runs while the rows of the leases are locked: before another worker can take them.
 #[pg_extern(sql = false)]
-fn outbox_work_own(partitions: Int2s, ttl_s: i32) {
+fn outbox_work_own(partitions: Integers, ttl_s: i32) {
     let Some(database) = databases::my_database() else {
         return;
     };
@@ -175,7 +175,7 @@ fn outbox_work_own(partitions: Int2s, ttl_s: i32) {
 /// Two numbers for each partition, for the default destination and for all others: the seq from which it must be read
 /// again.
 #[pg_extern(sql = false)]
-fn outbox_work_rewinds(partitions: Int2s) -> Vec<i64> {
+fn outbox_work_rewinds(partitions: Integers) -> Vec<i64> {
     let database = databases::my_database();
     transactions::reap();
     as_me(|me| {
@@ -189,7 +189,7 @@ fn outbox_work_rewinds(partitions: Int2s) -> Vec<i64> {
 /// are not empty, and for each of these words its index and its bits. Then, for each partition, the result of
 /// outbox_internal.work_rewinds, which is not consumed.
 #[pg_extern(sql = false)]
-fn outbox_work_shared_state(partitions: Int2s) -> Vec<i64> {
+fn outbox_work_shared_state(partitions: Integers) -> Vec<i64> {
     let open = transactions::open_transactions();
     let mut flat = vec![open.len() as i64];
     for transaction in open {
@@ -206,7 +206,7 @@ fn outbox_work_shared_state(partitions: Int2s) -> Vec<i64> {
 }
 
 /// The classes that a worker outside distinguishes: the default destination is a separate class.
-fn lows(partitions: &[i16], low: impl Fn(Class, Partition) -> Option<i64>) -> Vec<i64> {
+fn lows(partitions: &[i64], low: impl Fn(Class, Partition) -> Option<i64>) -> Vec<i64> {
     let default = Class::of(outbox_worker::DEFAULT_DESTINATION);
     let of = |partition: Option<Partition>| {
         let (of_default, of_others): (Vec<_>, Vec<_>) = Class::all().partition(|class| *class == default);
@@ -219,9 +219,9 @@ fn lows(partitions: &[i16], low: impl Fn(Class, Partition) -> Option<i64>) -> Ve
 }
 
 /// One for each partition that was given; none for a number that is not a partition.
-fn known(partitions: &[i16]) -> Vec<Option<Partition>> {
+fn known(partitions: &[i64]) -> Vec<Option<Partition>> {
     (partitions.iter())
-        .map(|partition| Partition::new(i64::from(*partition)).ok())
+        .map(|partition| Partition::new(*partition).ok())
         .collect()
 }
 
@@ -229,7 +229,7 @@ fn known(partitions: &[i16]) -> Vec<Option<Partition>> {
 /// are the arguments of the next call, so that no wake between two waits is missed. The last one says whether to leave:
 /// 1 = immediately, 2 = in order.
 #[pg_extern(sql = false)]
-fn outbox_work_wait(seen: Int8s, timeout_ms: i32, in_flight: i32, leases_changed: bool) -> Vec<i64> {
+fn outbox_work_wait(seen: Integers, timeout_ms: i32, in_flight: i32, leases_changed: bool) -> Vec<i64> {
     let (Some(database), here) = (databases::my_database(), catalog::my_database()) else {
         return Vec::new();
     };
@@ -284,7 +284,7 @@ fn outbox_work_standbys() -> Text {
 /// Transactions that were prepared before the shared memory was created: (xid, time of PREPARE in µs), one after the
 /// other.
 #[pg_extern(sql = false)]
-fn outbox_work_adopt(prepared: Int8s) {
+fn outbox_work_adopt(prepared: Integers) {
     if let Some(database) = databases::my_database()
         && !database.adopted.is_set()
     {
@@ -303,7 +303,7 @@ fn outbox_work_adopt(prepared: Int8s) {
 /// Records what a settle ended in the statistics of its destination: the numbers published, retried, dead, expired and
 /// released, and the delivery times of the published ones.
 #[pg_extern(sql = false)]
-fn outbox_work_count(destination: Text, ended: Int8s, took_us: Int8s) {
+fn outbox_work_count(destination: Text, ended: Integers, took_us: Integers) {
     let [published, retried, dead, expired, released] = ended.0[..] else {
         return;
     };

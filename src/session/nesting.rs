@@ -1,11 +1,14 @@
-//! Statements on a captured table inside of another statement on it: a trigger that the outer one fires changes rows of
-//! the table again. The events of the inner one are written first, because the rows of the outer one can only be read at
-//! its end. But what the outer one did to a row happened before. So the messages of inner statements are recorded here,
-//! and get new seqs once the events of the outer one are written. Runs in a user's backend.
+//! What this session is writing, for the triggers that fire while it writes. Runs in a user's backend.
 //!
-//! Nothing here depends on how a statement ends: a record without a message changes nothing, and a statement without a
-//! record leaves the order of the writes.
+//! A publish enqueues its events itself. It records that here for the triggers of outbox_attach on outbox_events.
+//!
+//! Statements on a captured table may be inside of another statement on it: a trigger that the outer one fires changes
+//! rows of the table again. The events of the inner one are written first, because the rows of the outer one can only be
+//! read at its end. But what the outer one did to a row happened before. So the messages of inner statements are recorded
+//! here, and get new seqs once the events of the outer one are written. A record without a message changes nothing, and a
+//! statement without a record leaves the order of the writes.
 
+use crate::pg::trigger;
 use outbox_core::partition::Partition;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -23,7 +26,7 @@ pub struct Inner {
 }
 
 #[derive(Default)]
-struct Table {
+struct CapturedTable {
     /// The depths of triggers at which statements have begun, also such as have ended, and how many messages there were.
     begun: Vec<(i32, usize)>,
     inner: Vec<Inner>,
@@ -31,9 +34,17 @@ struct Table {
 
 #[derive(Default)]
 struct Nesting {
-    tables: HashMap<u32, Table>,
+    tables: HashMap<u32, CapturedTable>,
+    now: Now,
+}
+
+/// What is being written now.
+#[derive(Clone, Default)]
+struct Now {
     /// The table and the depth of the statement whose events are being written, if it is an inner one.
-    writing: Option<(u32, i32)>,
+    inner: Option<(u32, i32)>,
+    /// The depth of triggers of a publish that writes events by a statement, and its destination.
+    publish: Option<(i32, String)>,
 }
 
 thread_local! {
@@ -54,33 +65,58 @@ pub fn begins(table: u32, depth: i32) {
 
 /// Writes the events of a statement on a table. Records its messages if the statement is an inner one.
 pub fn write<T>(table: u32, depth: i32, body: impl FnOnce() -> T) -> T {
+    let is_inner = NESTING.with_borrow(|nesting| {
+        let table = nesting.tables.get(&table);
+        table.is_some_and(|table| table.begun.iter().any(|(begun, _)| *begun < depth))
+    });
+    during(|now| now.inner = is_inner.then_some((table, depth)), body)
+}
+
+/// Runs the statement of a publish that stores events. Their messages to this destination are enqueued without a trigger.
+pub fn publishing<T>(destination: &str, body: impl FnOnce() -> T) -> T {
+    let publish = Some((trigger::depth(), destination.to_owned()));
+    during(|now| now.publish = publish, body)
+}
+
+/// Whether the rows that this trigger fires for are enqueued for this destination in any case. A statement of another
+/// trigger of the same table runs one level deeper and does not count.
+pub fn is_publishing_to(destination: &str) -> bool {
+    let depth = trigger::depth() - 1;
+    NESTING.with_borrow(|nesting| {
+        let publish = nesting.now.publish.as_ref();
+        publish.is_some_and(|(of, to)| *of == depth && to == destination)
+    })
+}
+
+/// Runs `body` after this change, which ends with it.
+fn during<T>(change: impl FnOnce(&mut Now), body: impl FnOnce() -> T) -> T {
     let _restores = Restores(NESTING.with_borrow_mut(|nesting| {
-        let is_inner = nesting
-            .tables
-            .get(&table)
-            .is_some_and(|table| table.begun.iter().any(|(begun, _)| *begun < depth));
-        std::mem::replace(&mut nesting.writing, is_inner.then_some((table, depth)))
+        let before = nesting.now.clone();
+        change(&mut nesting.now);
+        before
     }));
     body()
 }
 
-struct Restores(Option<(u32, i32)>);
+struct Restores(Now);
 
 impl Drop for Restores {
     fn drop(&mut self) {
-        NESTING.with_borrow_mut(|nesting| nesting.writing = self.0);
+        NESTING.with_borrow_mut(|nesting| nesting.now = std::mem::take(&mut self.0));
     }
 }
 
 /// Whether the events of an inner statement are being written: their seqs may change.
 pub fn is_inner() -> bool {
-    NESTING.with_borrow(|nesting| nesting.writing.is_some())
+    NESTING.with_borrow(|nesting| nesting.now.inner.is_some())
 }
 
 /// A message is enqueued.
 pub fn enqueued(destination: &str, partition: Partition, seq: i64) {
     NESTING.with_borrow_mut(|nesting| {
-        let Some((table, depth)) = nesting.writing else { return };
+        let Some((table, depth)) = nesting.now.inner else {
+            return;
+        };
         let inner = &mut nesting.tables.entry(table).or_default().inner;
         inner.push(Inner {
             depth,
@@ -125,8 +161,5 @@ pub fn renumbered(table: u32, inside: Vec<Inner>) {
 
 /// After COMMIT nothing may allocate or raise an error: the map only shrinks.
 pub fn transaction_over() {
-    NESTING.with_borrow_mut(|nesting| {
-        nesting.tables.clear();
-        nesting.writing = None;
-    });
+    NESTING.with_borrow_mut(|nesting| nesting.tables.clear());
 }

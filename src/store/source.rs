@@ -388,7 +388,7 @@ impl Source {
              from pg_catalog.unnest({seqs}) as outbox_wanted (outbox_wanted_seq)
              cross join lateral (select {columns} from {relation} as r where {seq} = outbox_wanted.outbox_wanted_seq offset 0) x",
             texts = COLUMNS.map(text).join(", "),
-            created_at = created_at_sql("x.outbox_created_at"),
+            created_at = created_at_sql("x.outbox_created_at").join(", "),
             columns = columns.join(", "),
             relation = self.relation,
         )

@@ -1,9 +1,7 @@
 //! An event, and its columns. All code that stores or reads events uses [`COLUMNS`]: a worker by SPI or by a session,
 //! the insert without a statement, the fast path, a source of the user.
 //!
-//! A new column goes into the tables and the view `event_text` (sql/src/10_tables.sql, 27_source.sql), and into the
-//! list here. It also needs its ALTER TABLE in sql/update; an argument of outbox_publish (sql/src/20_enqueue.sql,
-//! src/session/store/new_event.rs); and its place in a message (`headers` or `envelope`).
+//! CONTRIBUTING.md says where a new column goes, apart from the list here.
 
 use crate::refusal::{Refusal, check_short};
 

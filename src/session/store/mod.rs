@@ -1,10 +1,11 @@
 //! The SQL of a session: it stores events and messages in its transaction, as the owner of the tables. Runs in a user's
 //! backend.
 
-mod direct;
 pub mod enqueue;
 pub mod new_event;
-pub mod request;
+pub mod partition;
+pub mod publish;
+mod rows;
 pub mod source;
 pub mod statements;
 pub mod written;

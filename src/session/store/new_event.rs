@@ -1,13 +1,21 @@
-//! An event on its way from the arguments of outbox_publish to the columns of outbox_events. Runs in a user's backend.
+//! An event on its way from the arguments of outbox_publish, or from a captured row, to the columns of outbox_events. Runs
+//! in a user's backend.
 
 use crate::config::Context;
 use crate::error::{UserError, invalid};
 use crate::pg::args::{Args, Jsonb};
-use crate::pg::table::{Kind, Value};
-use outbox_core::event::{self, COLUMNS, Column, Event};
+use crate::pg::table::Value;
+use outbox_core::change::Change;
+use outbox_core::event::{self, COLUMNS, Column, Event, Kind};
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::TimestampWithTimeZone;
 use std::convert::Infallible;
+
+/// The arguments of outbox_publish that are the values of [`COLUMNS`], as sql/src/20_enqueue.sql declares them.
+const ARGUMENTS: [usize; COLUMNS.len()] = [12, 0, 2, 3, 4, 1, 5, 6, 7, 8, 9];
+pub const DESTINATION: usize = 10;
+const AVAILABLE_AT: usize = 11;
+const EXPIRES_AT: usize = 13;
 
 /// The time range in which it may be sent.
 #[derive(Clone, Copy, Default)]
@@ -16,168 +24,154 @@ pub struct Times {
     pub expires_at: Option<TimestampWithTimeZone>,
 }
 
+impl Times {
+    pub fn of(args: &Args) -> Self {
+        Self {
+            available_at: args.time(AVAILABLE_AT),
+            expires_at: args.time(EXPIRES_AT),
+        }
+    }
+}
+
 pub struct NewEvent {
-    /// None: the call makes an id.
-    pub id: Option<pgrx::Uuid>,
-    /// Its texts. Of its JSON columns only the headers are in it.
-    pub texts: Event,
-    payload: Jsonb,
-    previous_payload: Option<Jsonb>,
-    metadata: Option<Jsonb>,
-    headers: Option<Jsonb>,
-    /// The name as the caller gave it.
-    pub destination: Option<String>,
-    pub times: Times,
+    /// Its texts as they are sent. It has no seq and no time yet.
+    pub event: Event,
+    id: pgrx::Uuid,
+    /// The caller chose the id.
+    pub has_own_id: bool,
+    /// The JSON among the values of [`COLUMNS`].
+    json: [Option<Jsonb>; COLUMNS.len()],
+}
+
+/// The value of a column.
+enum Given {
+    Id(pgrx::Uuid),
+    Text(String),
+    Json(Jsonb),
+    /// JSON that the server has not parsed yet.
+    Unparsed(String),
 }
 
 impl NewEvent {
-    /// Takes the arguments, as sql/src/20_enqueue.sql declares them; the settings of the session fill in what they
-    /// leave out.
-    pub fn of(args: &Args) -> Result<Self, UserError> {
-        let Some(kind) = args.text(0).filter(|kind| !kind.is_empty()) else {
-            return Err(missing("type", "Name what happened, for example 'OrderPlaced'."));
-        };
-        let Some(payload) = args.jsonb(1) else {
-            let hint = "Pass '{}' for an event without data. An SQL NULL is not JSON null.";
-            return Err(missing("payload", hint));
-        };
+    /// Takes the arguments of outbox_publish; the settings of the session fill in what they leave out.
+    pub fn of_arguments(args: &Args) -> Result<Self, UserError> {
         let session = Context::snapshot();
-        let json = |given: Option<Jsonb>, set: &Option<String>| given.or_else(|| set.as_deref().map(Jsonb::of_text));
-        let headers = json(args.jsonb(7), &session.headers);
-        let headers_text = headers.as_ref().map(Jsonb::to_text);
-        if headers_text.as_ref().is_some_and(|text| !text.starts_with('{')) {
-            return Err(invalid(
-                "headers are not a JSON object",
-                "Pass headers as an object, such as {\"tenant\": \"acme\"}.",
-            ));
-        }
-        Ok(Self {
-            id: args.uuid(12),
-            texts: Event {
-                kind,
-                aggregate_type: args.text(2),
-                aggregate_id: args.text(3),
-                operation: args.text(4),
-                headers: headers_text,
-                actor: args.text(8).or(session.actor),
-                correlation_id: args.text(9).or(session.correlation_id),
-                ..Event::default()
-            },
-            payload,
-            previous_payload: args.jsonb(5),
-            metadata: json(args.jsonb(6), &session.metadata),
-            headers,
-            destination: args.text(10),
-            times: Times {
-                available_at: args.time(11),
-                expires_at: args.time(13),
-            },
+        Self::new(|index, column| {
+            let number = ARGUMENTS[index];
+            let given = match column.kind {
+                Kind::Id => args.uuid(number).map(Given::Id),
+                Kind::Short | Kind::Long => args.text(number).map(Given::Text),
+                Kind::Json => args.jsonb(number).map(Given::Json),
+            };
+            given.or_else(|| of_session(&session, column))
         })
     }
 
-    /// The values of [`COLUMNS`], with this id.
-    pub fn columns(&self, id: pgrx::Uuid) -> [Value<'_>; COLUMNS.len()] {
-        [
-            Value::Uuid(id),
-            Value::Text(&self.texts.kind),
-            Value::text(self.texts.aggregate_type.as_deref()),
-            Value::text(self.texts.aggregate_id.as_deref()),
-            Value::text(self.texts.operation.as_deref()),
-            Value::Jsonb(&self.payload),
-            Value::jsonb(&self.previous_payload),
-            Value::jsonb(&self.metadata),
-            Value::jsonb(&self.headers),
-            Value::text(self.texts.actor.as_deref()),
-            Value::text(self.texts.correlation_id.as_deref()),
-        ]
+    /// The event of a captured row.
+    pub fn of_change(mut change: Change, aggregate_type: &str, session: &Context) -> Result<Self, UserError> {
+        Self::new(|_, column| {
+            let text = |text: &mut String| Some(Given::Text(std::mem::take(text)));
+            match column.name {
+                "type" => text(&mut change.kind),
+                "aggregate_type" => Some(Given::Text(aggregate_type.to_owned())),
+                "aggregate_id" => text(&mut change.aggregate_id),
+                "operation" => Some(Given::Text(change.operation.to_owned())),
+                "payload" => Some(Given::Unparsed(std::mem::take(&mut change.payload))),
+                "previous_payload" => change.previous_payload.take().map(Given::Unparsed),
+                _ => of_session(session, column),
+            }
+        })
     }
 
-    /// The texts as they are sent, in UTF-8. The column body_bytes counts them in the encoding of the database.
-    pub fn bytes(&self, id: pgrx::Uuid) -> usize {
-        Texts::of(self.columns(id)).bytes()
+    fn new(mut given: impl FnMut(usize, Column) -> Option<Given>) -> Result<Self, UserError> {
+        let (mut id, mut json) = (None, [const { None }; COLUMNS.len()]);
+        let mut texts = [const { None }; COLUMNS.len()];
+        for (index, column) in COLUMNS.into_iter().enumerate() {
+            texts[index] = match given(index, column) {
+                Some(Given::Id(given)) => {
+                    id = Some(given);
+                    None
+                }
+                Some(Given::Text(text)) => Some(text).filter(|text| !(column.is_required && text.is_empty())),
+                Some(Given::Json(given)) => Some(json[index].insert(given).to_text()?),
+                Some(Given::Unparsed(text)) => Some(json[index].insert(Jsonb::of_text(&text)).to_text()?),
+                None => None,
+            };
+            match (column.name, &texts[index]) {
+                (name, None) if column.is_required && column.kind != Kind::Id => return Err(missing(name)),
+                ("headers", Some(text)) if !text.starts_with('{') => {
+                    return Err(invalid(
+                        "headers are not a JSON object",
+                        "Pass headers as an object, such as {\"tenant\": \"acme\"}.",
+                    ));
+                }
+                _ => {}
+            }
+        }
+        let has_own_id = id.is_some();
+        let id = id.unwrap_or_else(new_id);
+        texts[0] = Some(id.to_string());
+        let Ok(event) = Event::read(0, &mut Texts(texts.into_iter()));
+        Ok(Self {
+            event,
+            id,
+            has_own_id,
+            json,
+        })
+    }
+
+    pub fn id(&self) -> pgrx::Uuid {
+        self.id
+    }
+
+    /// The values of [`COLUMNS`].
+    pub fn values(&self) -> [Value<'_>; COLUMNS.len()] {
+        let texts = self.event.texts();
+        std::array::from_fn(|index| match COLUMNS[index].kind {
+            Kind::Id => Value::Uuid(self.id),
+            Kind::Short | Kind::Long => Value::text(texts[index]),
+            Kind::Json => Value::jsonb(&self.json[index]),
+        })
     }
 }
 
-fn missing(what: &str, hint: &str) -> UserError {
-    let message = format!("an event needs a {what}");
+/// What the session adds to all its events.
+fn of_session(session: &Context, column: Column) -> Option<Given> {
+    let text = |text: &Option<String>| text.clone();
+    match column.name {
+        "actor" => text(&session.actor).map(Given::Text),
+        "correlation_id" => text(&session.correlation_id).map(Given::Text),
+        "metadata" => text(&session.metadata).map(Given::Unparsed),
+        "headers" => text(&session.headers).map(Given::Unparsed),
+        _ => None,
+    }
+}
+
+fn missing(column: &str) -> UserError {
+    let hint = match column {
+        "type" => "Name what happened, for example 'OrderPlaced'.",
+        _ => "Pass '{}' for an event without data. An SQL NULL is not JSON null.",
+    };
+    let message = format!("an event needs a {column}");
     UserError::new(PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED, message, hint)
 }
 
-/// The SQL type of a column.
-pub fn type_of(column: Column) -> Kind {
-    match column.kind {
-        event::Kind::Id => Kind::Uuid,
-        event::Kind::Short | event::Kind::Long => Kind::Text,
-        event::Kind::Json => Kind::Jsonb,
-    }
+/// A new UUID of version 7, which sorts by time.
+pub fn new_id() -> pgrx::Uuid {
+    pgrx::Uuid::from_bytes(*uuid::Uuid::now_v7().as_bytes())
 }
 
-/// The values of [`COLUMNS`], JSON as text.
-pub struct Texts<'a> {
-    pub columns: [Value<'a>; COLUMNS.len()],
-    json: [Option<String>; COLUMNS.len()],
-}
+/// The texts of [`COLUMNS`].
+struct Texts(std::array::IntoIter<Option<String>, { COLUMNS.len() }>);
 
-impl<'a> Texts<'a> {
-    pub fn of(columns: [Value<'a>; COLUMNS.len()]) -> Self {
-        let json = columns.map(|value| match value {
-            Value::Jsonb(json) => Some(json.to_text()),
-            _ => None,
-        });
-        Self { columns, json }
-    }
-
-    /// The text of each column that is a text or JSON.
-    pub fn each(&self) -> impl Iterator<Item = (Column, Option<&str>)> {
-        (COLUMNS.into_iter().zip(&self.columns).zip(&self.json)).map(|((column, value), json)| {
-            let text = match value {
-                Value::Text(text) => Some(*text),
-                _ => json.as_deref(),
-            };
-            (column, text)
-        })
-    }
-
-    /// The size in bytes, counted as outbox_events.body_bytes does.
-    pub fn bytes(&self) -> usize {
-        let counted = self.each().filter(|(column, _)| column.kind.counts());
-        counted.filter_map(|(_, text)| text).map(str::len).sum()
-    }
-
-    /// The event, with the time of its creation: as text, and in seconds since 1970.
-    pub fn event(self, seq: i64, created_at: String, created_at_s: i64) -> Event {
-        let columns = self.columns.into_iter().zip(self.json);
-        let Ok(event) = Event::read(
-            seq,
-            &mut Given {
-                columns,
-                created_at: Some(created_at),
-                created_at_s,
-            },
-        );
-        event
-    }
-}
-
-struct Given<C> {
-    columns: C,
-    created_at: Option<String>,
-    created_at_s: i64,
-}
-
-impl<'a, C: Iterator<Item = (Value<'a>, Option<String>)>> event::EventRow for Given<C> {
+impl event::EventRow for Texts {
     type Error = Infallible;
 
     fn text(&mut self) -> Result<Option<String>, Infallible> {
-        Ok(match self.columns.next() {
-            Some((Value::Text(text), _)) => Some(text.to_owned()),
-            Some((Value::Uuid(id), _)) => Some(id.to_string()),
-            Some((_, json)) => json,
-            None => self.created_at.take(),
-        })
+        Ok(self.0.next().flatten())
     }
 
     fn number(&mut self) -> Result<Option<i64>, Infallible> {
-        Ok(Some(self.created_at_s))
+        Ok(None)
     }
 }

@@ -1,6 +1,7 @@
 //! The statements of a session, each planned once per backend, and the tables that they use. Runs in a user's backend.
 
-use crate::pg::spi::OwnedPreparedStatement;
+use crate::error::{UserError, internal};
+use crate::pg::spi::{OwnedPreparedStatement, SpiResult};
 use crate::pg::trigger::Call;
 use crate::pg::{catalog, xact};
 use pgrx::spi::quote_identifier;
@@ -21,23 +22,27 @@ pub struct Statements {
     pub outbox_table: u32,
     pub waiting_table: u32,
     pub dead_table: u32,
-    /// By whether the message is scheduled, and whether it is the only one.
-    pub insert: [[OnceCell<OwnedPreparedStatement>; 2]; 2],
-    pub aggregates: OnceCell<OwnedPreparedStatement>,
-    /// By whether it returns the event.
-    pub event: [OnceCell<OwnedPreparedStatement>; 2],
-    pub events: OnceCell<OwnedPreparedStatement>,
-    pub fast_path: OnceCell<OwnedPreparedStatement>,
-    /// The partition count of this database, as far as this session knows. The statement that inserts reports a
-    /// different one.
-    pub partitioner: RefCell<Option<Partitioner>>,
+    /// By whether there is only one.
+    pub insert_events: [Prepared; 2],
+    pub read_events: Prepared,
+    /// By whether they are scheduled, and whether there is only one.
+    pub insert_messages: [[Prepared; 2]; 2],
 }
 
-/// A function that gives the partition of a key, and the partition count that it gets as an argument.
-#[derive(Clone, PartialEq)]
-pub struct Partitioner {
-    pub name: String,
-    pub count: i16,
+#[derive(Default)]
+pub struct Prepared(OnceCell<OwnedPreparedStatement>);
+
+impl Prepared {
+    pub fn get_or(
+        &self,
+        prepare: impl FnOnce() -> SpiResult<OwnedPreparedStatement>,
+    ) -> Result<&OwnedPreparedStatement, UserError> {
+        if let Some(statement) = self.0.get() {
+            return Ok(statement);
+        }
+        let prepared = prepare().map_err(internal)?;
+        Ok(self.0.get_or_init(|| prepared))
+    }
 }
 
 thread_local! {
@@ -63,12 +68,9 @@ pub fn statements(fcinfo: Call) -> &'static Statements {
                 outbox_table: table(c"outbox"),
                 waiting_table: table(c"outbox_waiting"),
                 dead_table: table(c"outbox_dead"),
-                insert: Default::default(),
-                aggregates: OnceCell::new(),
-                event: Default::default(),
-                events: OnceCell::new(),
-                fast_path: OnceCell::new(),
-                partitioner: RefCell::default(),
+                insert_events: Default::default(),
+                read_events: Prepared::default(),
+                insert_messages: Default::default(),
             }))
         };
         *known.entry(function).or_insert_with(make)

@@ -1,9 +1,6 @@
 //! The statements of the triggers of outbox_attach and outbox_capture: they read the rows that a statement wrote, as
-//! the writing role, and store events, as the owner of the extension. Runs in a user's backend.
+//! the writing role. Runs in a user's backend.
 
-use super::request::new_id;
-use super::statements::statements;
-use crate::config::Context;
 use crate::error::{UserError, internal};
 use crate::pg::security;
 use crate::pg::spi::{Spi, SpiClient, SpiHeapTupleData, SpiResult};
@@ -11,8 +8,6 @@ use crate::pg::text;
 use crate::pg::trigger::Fired;
 use crate::session::nesting::Inner;
 use crate::store::statement::{self, SavedStatement};
-use outbox_core::change::Change;
-use pgrx::{PgBuiltInOids, PgOid};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -121,64 +116,7 @@ pub fn renumber(messages: &mut [Inner]) -> Result<(), UserError> {
     Ok(())
 }
 
-/// Stores events in this order; returns their seqs. Runs as the owner of the tables, so every name is qualified.
-pub fn insert_events(
-    fired: &Fired,
-    aggregate_type: &str,
-    context: &Context,
-    changes: Vec<Change>,
-) -> Result<Vec<i64>, UserError> {
-    let statements = statements(fired.call());
-    let count = changes.len();
-    let ids: Vec<pgrx::Uuid> = changes.iter().map(|_| new_id()).collect();
-    let (mut kinds, mut operations, mut aggregate_ids) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut payloads, mut previous_payloads) = (Vec::with_capacity(count), Vec::with_capacity(count));
-    for change in changes {
-        kinds.push(change.kind);
-        operations.push(change.operation);
-        aggregate_ids.push(change.aggregate_id);
-        payloads.push(change.payload);
-        previous_payloads.push(change.previous_payload);
-    }
-    Spi::connect_mut(|client| {
-        let insert = match statements.events.get() {
-            Some(insert) => insert,
-            None => {
-                let sql = format!(
-                    "insert into {s}.outbox_events (id, type, operation, aggregate_type, aggregate_id, payload,
-                       previous_payload, metadata, headers, actor, correlation_id)
-                     select u.id, u.type, u.operation, $6, u.aggregate_id, u.payload::pg_catalog.jsonb,
-                       u.previous::pg_catalog.jsonb, $7::pg_catalog.jsonb, $8::pg_catalog.jsonb, $9, $10
-                     from rows from (pg_catalog.unnest($1), pg_catalog.unnest($2), pg_catalog.unnest($3),
-                                     pg_catalog.unnest($4), pg_catalog.unnest($5), pg_catalog.unnest($11))
-                       as u (type, operation, aggregate_id, payload, previous, id)
-                     returning seq",
-                    s = statements.schema
-                );
-                let arrays = [PgBuiltInOids::TEXTARRAYOID; 5].into_iter();
-                let types = arrays
-                    .chain([PgBuiltInOids::TEXTOID; 5])
-                    .chain([PgBuiltInOids::UUIDARRAYOID]);
-                let types: Vec<PgOid> = types.map(PgOid::from).collect();
-                let prepared = client.prepare_mut(sql.as_str(), &types).map_err(internal)?.keep();
-                statements.events.get_or_init(|| prepared)
-            }
-        };
-        let args = [
-            kinds.into(),
-            operations.into(),
-            aggregate_ids.into(),
-            payloads.into(),
-            previous_payloads.into(),
-            aggregate_type.into(),
-            context.metadata.clone().into(),
-            context.headers.clone().into(),
-            context.actor.clone().into(),
-            context.correlation_id.clone().into(),
-            ids.into(),
-        ];
-        let rows = client.update(insert, None, &args).map_err(internal)?;
-        let seqs: SpiResult<Vec<i64>> = rows.map(|row| row.get(1).map(Option::unwrap_or_default)).collect();
-        seqs.map_err(internal)
-    })
+/// Frees the memory of the server that `body` allocates.
+pub fn with_own_memory<T>(body: impl FnOnce() -> T) -> T {
+    Spi::connect(|_| body())
 }

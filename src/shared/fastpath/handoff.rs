@@ -8,9 +8,8 @@ use crate::pg::catalog::Oid;
 use crate::pg::clock::us_since_1970;
 use crate::pg::seen::Seen;
 use crate::pg::spi::{SpiError, SpiHeapTupleData, SpiResult};
-use crate::pg::tid::Tid;
 use crate::shared::lanes::Class;
-use outbox_core::engine::SlotId;
+use outbox_core::engine::{RowId, SlotId};
 use outbox_core::handoff;
 use outbox_core::message::{Event, Pointer};
 use outbox_core::partition::{Partition, crc32};
@@ -35,7 +34,7 @@ pub struct Handoff {
 /// An event as it is stored, with the OID of its table and its ctid.
 pub struct Stored {
     pub event: Event,
-    pub at: (u32, Tid),
+    pub at: (u32, RowId),
 }
 
 /// A message as it was inserted.
@@ -43,17 +42,19 @@ pub struct Inserted {
     pub seq: i64,
     pub partition: Partition,
     /// The OID of its table, its ctid, and when it was enqueued, in µs since 1970. None: it does not wait in `outbox`.
-    pub at: Option<(u32, Tid, i64)>,
+    pub at: Option<(u32, RowId, i64)>,
 }
 
-/// The columns that the statement that stores an event returns after seq and size. They are whether its body may fit
-/// into a slot, its ctid, and the columns of `event_text`. JSON of a body that cannot fit is NULL.
-pub fn event_columns() -> String {
-    let columns = event::columns_sql(|column| {
-        format!("case when e.body_bytes operator(pg_catalog.<) {BYTES} then e.{column}::pg_catalog.text end")
-    });
-    format!(", e.body_bytes operator(pg_catalog.<) {BYTES}, e.ctid, {columns}")
+/// The columns that a statement returns of an event after seq and size. They are whether it may take the fast path, its
+/// ctid, and the columns of `event_text`. `wanted`: a condition without which it may not.
+pub fn event_columns(wanted: &str) -> String {
+    let fits = format!("{wanted} and e.body_bytes operator(pg_catalog.<) {BYTES}");
+    format!(", {fits}, e.ctid, {}", event::columns_sql(&fits))
 }
+
+/// The ordinal of the column behind these.
+pub const AFTER_EVENT: usize = event::created_at(EVENT) + 2;
+const EVENT: usize = 5;
 
 /// The columns that the statement that stores a message returns after partition and seq.
 pub const MESSAGE: &str = ", tableoid, ctid, enqueued_at";
@@ -71,15 +72,9 @@ fn read(row: &SpiHeapTupleData, table: u32) -> SpiResult<Option<Stored>> {
         return Ok(None);
     };
     Ok(Some(Stored {
-        event: event::read(row, 5, seq)?,
+        event: event::read(row, EVENT, seq)?,
         at: (table, tid),
     }))
-}
-
-impl Stored {
-    pub fn seq(&self) -> i64 {
-        self.event.seq
-    }
 }
 
 impl Inserted {
@@ -91,7 +86,7 @@ impl Inserted {
         };
         let at = match in_outbox {
             true => {
-                let (table, tid): (Option<Oid>, Option<Tid>) = (row.get(3)?, row.get(4)?);
+                let (table, tid): (Option<Oid>, Option<RowId>) = (row.get(3)?, row.get(4)?);
                 let enqueued_at: Option<TimestampWithTimeZone> = row.get(5)?;
                 (table.zip(tid).zip(enqueued_at)).map(|((table, tid), at)| (table.into(), tid, us_since_1970(at)))
             }

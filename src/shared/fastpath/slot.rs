@@ -150,7 +150,7 @@ pub fn is_there() -> bool {
 /// server, or no slot is free.
 pub fn copy_to_slot(handoff: &Handoff) -> Option<SlotId> {
     let owner = databases::my_database()?.reader_in_server(handoff.class, handoff.partition)?;
-    let (block, line) = handoff.row.tid().block_and_line();
+    let RowId { block, line } = handoff.row.row_id();
     let slot_id = reserve()?;
     let slot = slot(slot_id)?;
     slot.database.store(catalog::my_database(), Relaxed);

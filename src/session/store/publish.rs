@@ -1,0 +1,204 @@
+//! Stores events and enqueues them: in a user's backend, in its transaction, with the rights of the owner of the tables.
+//! outbox_publish() and the triggers of outbox_capture call it. The usual publish runs no statement; `rows` has the
+//! columns.
+
+use super::enqueue::{Message, Placed, insert_messages};
+use super::new_event::{NewEvent, Times};
+use super::partition::Partitioning;
+use super::rows::{self, EVENT, MESSAGE};
+use super::statements::{Statements, statements};
+use crate::error::{UserError, internal};
+use crate::limits::check_body;
+use crate::pg::clock::{since_1970, us_since_1970};
+use crate::pg::lookup::{self, Key};
+use crate::pg::spi::{Spi, SpiHeapTupleData, SpiResult};
+use crate::pg::table::{self, Table, Value};
+use crate::pg::trigger::Call;
+use crate::pg::{guc, security, text};
+use crate::session::{effects, nesting};
+use crate::shared::fastpath::eligibility;
+use crate::shared::fastpath::handoff::{self, Inserted, Stored};
+use crate::shared::transactions;
+use outbox_core::event::{COLUMNS, Event};
+use outbox_core::partition::{Partition, crc32};
+use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
+
+/// An event with the key of its message. Its values are checked: see `checks::check_event`.
+pub type Keyed = (NewEvent, Option<String>);
+
+/// Stores events in this order and enqueues them; returns their seqs.
+pub fn publish(call: Call, events: &[Keyed], destination: &str, times: Times) -> Result<Vec<i64>, UserError> {
+    let statements = statements(call);
+    let seqs: Result<Vec<i64>, UserError> = security::run_as(statements.owner, || {
+        statements.hold();
+        for (event, _) in events {
+            check_body(event.event.body_bytes() as i64)?;
+            check_id(statements, event)?;
+        }
+        let announced = transactions::announce(events.iter().map(|(_, key)| key.as_deref().map(crc32)));
+        let partitioning = Partitioning::read(statements)?;
+        let is_due_and_stays = times.available_at.is_none() && times.expires_at.is_none();
+        let by_fast_path = is_due_and_stays && effects::may_use_fast_path(events.len()) && eligibility::is_on();
+        let publish = Publish {
+            statements,
+            partitioning,
+            events,
+            destination,
+            times,
+            by_fast_path,
+        };
+        let (seqs, placed) = match publish.write_rows()? {
+            Some(placed) => (placed.iter().map(|(seq, _)| *seq).collect(), placed),
+            None => publish.run_statements()?,
+        };
+        announced.placed(placed);
+        Ok(seqs)
+    });
+    if seqs.is_ok() {
+        effects::enqueued(destination, events.len() as i64);
+    }
+    seqs
+}
+
+/// Refuses an id of the caller that an event has.
+fn check_id(statements: &Statements, event: &NewEvent) -> Result<(), UserError> {
+    let id = event.id();
+    if !event.has_own_id || lookup::find(statements.event_table, [c"id"], [Key::uuid(id)]).is_none() {
+        return Ok(());
+    }
+    Err(UserError::new(
+        PgSqlErrorCode::ERRCODE_UNIQUE_VIOLATION,
+        format!("an event with id {id} already exists"),
+        "Leave the id out to get a new one. If this call is a repetition, its event is already stored and enqueued.",
+    ))
+}
+
+struct Publish<'a> {
+    statements: &'a Statements,
+    partitioning: Partitioning<'a>,
+    events: &'a [Keyed],
+    destination: &'a str,
+    times: Times,
+    /// They may take the fast path, if they are small.
+    by_fast_path: bool,
+}
+
+impl Publish<'_> {
+    /// Writes the rows without a statement. None if nothing was written, because these events need statements.
+    fn write_rows(&self) -> Result<Option<Placed>, UserError> {
+        if self.times.available_at.is_some() || !text::is_utf8() {
+            return Ok(None);
+        }
+        let events = Table::open(self.statements.event_table);
+        let outbox = Table::open(self.statements.outbox_table);
+        let is_usual = events.is(&EVENT) && outbox.is(&MESSAGE) && events.may_be_written() && outbox.may_be_written();
+        let written = is_usual.then(|| {
+            let placed = self
+                .events
+                .iter()
+                .map(|(event, key)| self.write(&events, &outbox, event, key.as_deref()));
+            placed.collect()
+        });
+        outbox.close();
+        events.close();
+        written.transpose()
+    }
+
+    fn write(
+        &self,
+        events: &Table,
+        outbox: &Table,
+        new: &NewEvent,
+        key: Option<&str>,
+    ) -> Result<(i64, Partition), UserError> {
+        let seq = events.next_value();
+        let partition = self.partitioning.partition_of(key, seq)?;
+        let bytes = new.event.body_bytes();
+        let mut row = [Value::Null; COLUMNS.len() + 2];
+        row[0] = Value::Int8(seq);
+        row[1..=COLUMNS.len()].copy_from_slice(&new.values());
+        row[COLUMNS.len() + 1] = Value::Int4(bytes as i32);
+        let event_tid = events.insert(&row);
+        let expires_at = self.times.expires_at.map(i64::from);
+        let message = rows::message(seq, partition.as_i16(), self.destination, key, expires_at);
+        let tid = outbox.insert(&message);
+        let now = table::now();
+        let handoff = (self.by_fast_path && eligibility::may_fit(bytes)).then(|| {
+            let event = Event {
+                seq,
+                created_at: table::in_utc(now)?,
+                created_at_s: since_1970(now).div_euclid(1_000_000),
+                ..new.event.clone()
+            };
+            let stored = Stored {
+                event,
+                at: (self.statements.event_table, event_tid),
+            };
+            let inserted = Inserted {
+                seq,
+                partition,
+                at: Some((self.statements.outbox_table, tid, since_1970(now))),
+            };
+            inserted.handoff(stored, self.destination, key.map(str::to_owned))
+        });
+        effects::ready(self.destination, partition, seq, handoff.flatten());
+        if let Some(time) = self.times.expires_at {
+            effects::expires_at(us_since_1970(time));
+        }
+        Ok((seq, partition))
+    }
+
+    /// Writes the rows by statements, for tables to which a user has added anything.
+    fn run_statements(&self) -> Result<(Vec<i64>, Placed), UserError> {
+        let stored = nesting::publishing(self.destination, || self.insert_events())?;
+        let seqs: Vec<i64> = stored.iter().map(|(seq, _)| *seq).collect();
+        let messages = stored.into_iter().zip(self.events).map(|((seq, stored), (_, key))| {
+            let partition = self.partitioning.partition_of(key.as_deref(), seq)?;
+            Ok(Message {
+                seq,
+                key: key.clone(),
+                partition,
+                stored,
+            })
+        });
+        let messages = messages.collect::<Result<Vec<Message>, UserError>>()?;
+        let placed = insert_messages(self.statements, messages, self.destination, self.times)?;
+        Ok((seqs, placed))
+    }
+
+    /// Returns the seq of each event, and the event if it may take the fast path.
+    fn insert_events(&self) -> Result<Vec<(i64, Option<Stored>)>, UserError> {
+        Spi::connect_mut(|client| {
+            let is_one = self.events.len() == 1;
+            let insert = self.statements.insert_events[usize::from(is_one)].get_or(|| {
+                let table = format!("{}.outbox_events", self.statements.schema);
+                let wanted = format!("${}", COLUMNS.len() + 1);
+                let returning = format!("returning e.seq, e.body_bytes{}", handoff::event_columns(&wanted));
+                let types = [PgOid::from(PgBuiltInOids::BOOLOID)];
+                rows::prepare_insert(client, &EVENT, &table, is_one, &[], &types, &returning)
+            })?;
+            let values: Vec<_> = self.events.iter().map(|(event, _)| event.values()).collect();
+            let mut args = rows::parameters(&EVENT, &values);
+            args.push(self.by_fast_path.into());
+            let stored = guc::planned_once(|| client.update(insert, None, &args)).map_err(internal)?;
+            let read = |row: SpiHeapTupleData| -> SpiResult<_> {
+                let (seq, bytes): (Option<i64>, Option<i32>) = (row.get(1)?, row.get(2)?);
+                let stored = handoff::stored(&row, self.statements.event_table)?;
+                Ok((seq.unwrap_or_default(), bytes.unwrap_or_default(), stored))
+            };
+            let stored = stored.map(read).collect::<SpiResult<Vec<_>>>().map_err(internal)?;
+            if stored.len() != self.events.len() {
+                return Err(UserError::new(
+                    PgSqlErrorCode::ERRCODE_TRIGGERED_ACTION_EXCEPTION,
+                    "the event was not stored",
+                    "A trigger or a rule on outbox_events skips its row.",
+                ));
+            }
+            let checked = stored.into_iter().map(|(seq, bytes, stored)| {
+                check_body(i64::from(bytes))?;
+                Ok((seq, stored))
+            });
+            checked.collect()
+        })
+    }
+}

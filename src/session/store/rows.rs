@@ -1,0 +1,137 @@
+//! The two rows that a publish writes, defined once: into outbox_events and into outbox, as sql/src/10_tables.sql creates
+//! them. `publish` writes them without a statement as long as no user has added anything to the tables. The statements for
+//! all other cases are made of the same columns. tests/differential.rs compares the two ways.
+
+use crate::pg::spi::{OwnedPreparedStatement, Param, SpiClient, SpiResult};
+use crate::pg::table::{Column, Filled, Kind, Layout, Value};
+use outbox_core::event::{self, COLUMNS};
+use pgrx::PgOid;
+use std::sync::LazyLock;
+
+/// The columns of outbox_events.
+pub static EVENT: LazyLock<Layout> = LazyLock::new(|| {
+    let bytes = |column: event::Column| match (column.kind, column.is_required) {
+        (event::Kind::Json, true) => format!("octet_length(({})::text)", column.name),
+        (event::Kind::Json, false) => format!("COALESCE(octet_length(({})::text), 0)", column.name),
+        _ => format!("COALESCE(octet_length({}), 0)", column.name),
+    };
+    let counted = COLUMNS.into_iter().filter(|column| column.kind.counts()).map(bytes);
+    let body_bytes = counted
+        .reduce(|sum, next| format!("({sum} + {next})"))
+        .unwrap_or_default();
+    let given = COLUMNS.map(|of| column(of.name, type_of(of), of.is_required, Filled::Given(None)));
+    let short = COLUMNS.into_iter().filter(|column| column.kind == event::Kind::Short);
+    let is_short = |event::Column { name, is_required, .. }: event::Column| match is_required {
+        true => format!("(({name} <> ''::text) AND (octet_length({name}) <= 255))"),
+        false => format!("(octet_length({name}) <= 255)"),
+    };
+    let own = ["(jsonb_typeof(headers) = 'object'::text)", "isfinite(created_at)"];
+    Layout {
+        columns: [column("seq", Kind::Int8, true, Filled::Identity)]
+            .into_iter()
+            .chain(given)
+            .chain([
+                column("created_at", Kind::Time, true, Filled::Now),
+                column("body_bytes", Kind::Int4, true, Filled::Generated(body_bytes)),
+            ])
+            .collect(),
+        checks: short.map(is_short).chain(own.map(str::to_owned)).collect(),
+    }
+});
+
+/// The columns of outbox. A scheduled message goes into outbox_waiting, which has those that are given, too.
+pub static MESSAGE: LazyLock<Layout> = LazyLock::new(|| Layout {
+    columns: vec![
+        column("seq", Kind::Int8, true, Filled::Given(None)),
+        column("enqueued_at", Kind::Time, true, Filled::Now),
+        column("claim_token", Kind::Int8, false, Filled::Null),
+        column("claim_until", Kind::Time, false, Filled::Null),
+        column("attempts", Kind::Int4, true, Filled::Zero),
+        column("partition", Kind::Int2, true, Filled::Given(None)),
+        column("crashes", Kind::Int2, true, Filled::Zero),
+        column("replayed", Kind::Bool, true, Filled::Zero),
+        column("destination", Kind::Text, true, Filled::Given(Some("'default'::text"))),
+        column("key", Kind::Text, false, Filled::Given(None)),
+        column("last_error", Kind::Text, false, Filled::Null),
+        column("expires_at", Kind::Time, false, Filled::Given(None)),
+    ],
+    checks: vec!["(octet_length(key) <= 255)".to_owned()],
+});
+
+fn column(name: &'static str, kind: Kind, not_null: bool, filled: Filled) -> Column {
+    Column {
+        name,
+        kind,
+        not_null,
+        filled,
+    }
+}
+
+/// The values of the columns of [`MESSAGE`] that are given.
+pub fn message<'a>(
+    seq: i64,
+    partition: i16,
+    destination: &'a str,
+    key: Option<&'a str>,
+    expires_at: Option<i64>,
+) -> [Value<'a>; 5] {
+    [
+        Value::Int8(seq),
+        Value::Int2(partition),
+        Value::Text(destination),
+        Value::text(key),
+        expires_at.map_or(Value::Null, Value::Time),
+    ]
+}
+
+fn type_of(column: event::Column) -> Kind {
+    match column.kind {
+        event::Kind::Id => Kind::Uuid,
+        event::Kind::Short | event::Kind::Long => Kind::Text,
+        event::Kind::Json => Kind::Jsonb,
+    }
+}
+
+/// Prepares the statement that writes one row, or many given as arrays. Its parameters are the given columns, then those of
+/// `more`: further columns with their expressions, which have these types. `end`: what follows.
+///
+/// One row is by far the most frequent case: with arrays its statement takes a third longer.
+pub fn prepare_insert(
+    client: &SpiClient,
+    layout: &Layout,
+    into: &str,
+    is_one: bool,
+    more: &[(&str, &str)],
+    types: &[PgOid],
+    end: &str,
+) -> SpiResult<OwnedPreparedStatement> {
+    let given: Vec<&Column> = layout.given().collect();
+    let names = given.iter().map(|column| column.name);
+    let names: Vec<&str> = names.chain(more.iter().map(|(name, _)| *name)).collect();
+    let parameters = (1..=given.len()).map(|number| match is_one {
+        true => format!("${number}"),
+        // In the select list, which returns the elements one by one. In FROM they would be copied first.
+        false => format!("pg_catalog.unnest(${number})"),
+    });
+    let values: Vec<String> = parameters
+        .chain(more.iter().map(|(_, value)| (*value).to_owned()))
+        .collect();
+    let (names, values) = (names.join(", "), values.join(", "));
+    let sql = format!("insert into {into} as e ({names}) select {values} {end}");
+    let kinds = given.iter().map(|column| match is_one {
+        true => column.kind.oid(),
+        false => column.kind.array_oid(),
+    });
+    let types: Vec<PgOid> = kinds.map(PgOid::from).chain(types.iter().copied()).collect();
+    Ok(client.prepare_mut(&sql, &types)?.keep())
+}
+
+/// The parameters of such a statement for these rows.
+pub fn parameters<'a, const N: usize>(layout: &Layout, rows: &[[Value<'a>; N]]) -> Vec<Param<'a>> {
+    let columns = layout.given().enumerate();
+    let parameter = |(index, column): (usize, &Column)| match rows {
+        [row] => Param::of_column(row[index], column.kind),
+        rows => Param::array(rows.iter().map(|row| row[index]), column.kind),
+    };
+    columns.map(parameter).collect()
+}
