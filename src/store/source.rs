@@ -18,7 +18,7 @@ use outbox_core::message::Outcome;
 use pgrx::spi::quote_identifier;
 use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
 use std::cell::{OnceCell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, CString};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -52,6 +52,10 @@ const SETTINGS: [(&CStr, &CStr); 15] = [
     (c"bytea_output", c"hex"),
     (c"extra_float_digits", c"1"),
 ];
+/// Rows that one statement reads.
+const PIECE: usize = 1_000;
+/// How `txn::attempt` reports that the session was canceled, or its time is over.
+const CANCELED: &str = "(SQLSTATE 57014)";
 /// In a worker, and for the health check: a locked relation delays its readers, not the worker.
 const PATIENT: (&CStr, &CStr) = (c"lock_timeout", c"1s");
 
@@ -94,7 +98,29 @@ pub enum Kind {
 pub type Mapping = Vec<Option<String>>;
 
 /// The result for a seq: the event, or the outcome of its message.
-type Events = HashMap<i64, Result<Event, Outcome>>;
+type Events = BTreeMap<i64, Result<Event, Outcome>>;
+
+/// A worker limits the time of each statement, and waits for no lock for long. In a session its own statement_timeout limits
+/// the time, and a cancel ends the call.
+#[derive(Clone, Copy, PartialEq)]
+enum Reader {
+    Worker,
+    Session,
+}
+
+/// What was read, by seq; what failed, with the reason; and all seqs that were read successfully, with a row or without.
+struct Pieces<T> {
+    rows: Vec<(i64, T)>,
+    failed: Vec<(i64, String)>,
+    seqs: Vec<i64>,
+}
+
+impl<T> Default for Pieces<T> {
+    fn default() -> Self {
+        let (rows, failed, seqs) = (Vec::new(), Vec::new(), Vec::new());
+        Self { rows, failed, seqs }
+    }
+}
 
 pub struct Source {
     /// The relation as SQL, with its schema.
@@ -159,7 +185,7 @@ impl Source {
 
     /// The events of these seqs, in their order. It stops after `bytes_max`, or when its time is over. Err: no row can be read.
     pub fn read(&self, seqs: &[i64], bytes_max: usize) -> Result<Events, UserError> {
-        let read = self.try_to_read(seqs, bytes_max);
+        let read = self.read_events(seqs, bytes_max, Reader::Worker);
         (self.broken).replace(read.as_ref().err().map(|why| (Instant::now(), why.clone())));
         txn::limit_statements(STATEMENT_TIMEOUT_MS);
         read.map_err(|why| self.unreadable(&why))
@@ -174,60 +200,6 @@ impl Source {
             Some((at, why)) if at.elapsed() < TRY_AGAIN_AFTER => Err(self.unreadable(&why)),
             Some(_) => self.read(&[], 0).map(drop),
         }
-    }
-
-    fn try_to_read(&self, seqs: &[i64], bytes_max: usize) -> Result<Events, String> {
-        let begun = Instant::now();
-        let mut events = Events::with_capacity(seqs.len());
-        let (mut bytes, mut is_readable) = (0, false);
-        let mut pieces = vec![seqs];
-        while let Some(piece) = pieces.pop() {
-            if bytes >= bytes_max.max(1) || (begun.elapsed() >= PATIENCE && !events.is_empty()) {
-                break;
-            }
-            txn::limit_statements(READ_MS);
-            let mut rows = Vec::new();
-            let ended = txn::attempt(|| self.as_owner(&[PATIENT], || self.fetch(piece, bytes_max - bytes, &mut rows)));
-            // Rows come in order of seq, so each seq up to the last is known to exist or to be missing.
-            let known = match (&ended, rows.last()) {
-                (Ok(true), _) => piece.len(),
-                (_, Some((last, _))) => piece.partition_point(|seq| seq <= last),
-                (_, None) => 0,
-            };
-            for (seq, event) in rows {
-                bytes += event.as_ref().map_or(0, Event::body_bytes);
-                if events.insert(seq, event).is_some() {
-                    let reason = format!("{} has more than one row with seq {seq}", self.relation);
-                    events.insert(seq, Err(Outcome::Failed { reason }));
-                }
-            }
-            for seq in &piece[..known] {
-                let reason = || format!("{} has no row with seq {seq}", self.relation);
-                events
-                    .entry(*seq)
-                    .or_insert_with(|| Err(Outcome::Unsendable { reason: reason() }));
-            }
-            let rest = &piece[known..];
-            let Err(reason) = ended else { continue };
-            if piece.is_empty() || signals::is_shutdown_requested() {
-                return Err(reason);
-            }
-            if !is_readable {
-                txn::limit_statements(READ_MS);
-                txn::attempt(|| self.as_owner(&[PATIENT], || self.fetch(&[], 0, &mut Vec::new())))?;
-                is_readable = true;
-            }
-            match rest {
-                [] => {}
-                [seq] if known == 0 => _ = events.insert(*seq, Err(Outcome::Failed { reason })),
-                rest if known > 0 => pieces.push(rest),
-                rest => {
-                    let (first, second) = rest.split_at(rest.len() / 2);
-                    pieces.extend([second, first]);
-                }
-            }
-        }
-        Ok(events)
     }
 
     /// Returns whether all rows were read; false = `bytes_max` was reached. `rows` also has those before an error.
@@ -347,6 +319,105 @@ impl Source {
     }
 
     // ---- both -------------------------------------------------------------------------------------------------------
+
+    /// The events of these seqs, which are in order. It stops after `bytes_max`, but not before the first: what it does not
+    /// return is not read.
+    fn read_events(&self, seqs: &[i64], bytes_max: usize, reader: Reader) -> Result<Events, String> {
+        let begun = Instant::now();
+        let size = |(_, event): &(i64, Result<Event, Outcome>)| event.as_ref().map_or(0, Event::body_bytes);
+        let bytes = |rows: &[_]| rows.iter().map(size).sum::<usize>();
+        let is_enough = |rows: &[_]| {
+            let is_late = reader == Reader::Worker && begun.elapsed() >= PATIENCE && !rows.is_empty();
+            bytes(rows) >= bytes_max.max(1) || is_late
+        };
+        let fetch = |piece: &[i64], before: &[_], rows: &mut Vec<_>| {
+            let left = bytes_max.saturating_sub(bytes(before));
+            self.fetch(piece, left, rows)
+        };
+        let Pieces { rows, failed, seqs } = self.read_in_pieces(seqs, reader, fetch, is_enough)?;
+        let mut events = Events::new();
+        for (seq, event) in rows {
+            if events.insert(seq, event).is_some() {
+                let reason = format!("{} has more than one row with seq {seq}", self.relation);
+                events.insert(seq, Err(Outcome::Failed { reason }));
+            }
+        }
+        let failed = failed
+            .into_iter()
+            .map(|(seq, reason)| (seq, Err(Outcome::Failed { reason })));
+        events.extend(failed);
+        for seq in seqs {
+            let reason = || format!("{} has no row with seq {seq}", self.relation);
+            let missing = || Err(Outcome::Unsendable { reason: reason() });
+            events.entry(seq).or_insert_with(missing);
+        }
+        Ok(events)
+    }
+
+    /// Reads piece by piece; where a piece fails it is halved, until the row that is to blame stands alone. `read` adds rows
+    /// in order of seq, and returns false if it did not come to the end; it gets the rows of earlier pieces, too. An error:
+    /// nothing can be read, or the process or the session is to end.
+    fn read_in_pieces<T>(
+        &self,
+        seqs: &[i64],
+        reader: Reader,
+        read: impl Fn(&[i64], &[(i64, T)], &mut Vec<(i64, T)>) -> Result<bool, String>,
+        is_enough: impl Fn(&[(i64, T)]) -> bool,
+    ) -> Result<Pieces<T>, String> {
+        let attempt = |piece: &[i64], before: &[(i64, T)], rows: &mut Vec<(i64, T)>| {
+            let settings = match reader {
+                Reader::Worker => {
+                    txn::limit_statements(READ_MS);
+                    &[PATIENT][..]
+                }
+                Reader::Session => &[],
+            };
+            txn::attempt(|| self.as_owner(settings, || read(piece, before, rows)))
+        };
+        let (mut done, mut is_readable) = (Pieces::default(), false);
+        let mut pieces: Vec<&[i64]> = match seqs {
+            [] => vec![seqs],
+            seqs => seqs.chunks(PIECE).rev().collect(),
+        };
+        while let Some(piece) = pieces.pop() {
+            if is_enough(&done.rows) {
+                break;
+            }
+            let mut rows = Vec::new();
+            let ended = attempt(piece, &done.rows, &mut rows);
+            // Rows come in order of seq, so each seq up to the last is known to exist or to be missing.
+            let known = match (&ended, rows.last()) {
+                (Ok(true), _) => piece.len(),
+                (_, Some((last, _))) => piece.partition_point(|seq| seq <= last),
+                (_, None) => 0,
+            };
+            let (read, rest) = piece.split_at(known);
+            done.rows.extend(rows);
+            done.seqs.extend(read);
+            let Err(reason) = ended else { continue };
+            let must_end = match reader {
+                Reader::Worker => signals::is_shutdown_requested(),
+                Reader::Session => reason.ends_with(CANCELED),
+            };
+            if piece.is_empty() || must_end {
+                return Err(reason);
+            }
+            if !is_readable {
+                attempt(&[], &[], &mut Vec::new())?;
+                is_readable = true;
+            }
+            match rest {
+                [] => {}
+                [seq] if known == 0 => done.failed.push((*seq, reason)),
+                rest if known > 0 => pieces.push(rest),
+                rest => {
+                    let (first, second) = rest.split_at(rest.len() / 2);
+                    pieces.extend([second, first]);
+                }
+            }
+        }
+        Ok(done)
+    }
 
     fn as_owner<T>(&self, settings: &[(&CStr, &CStr)], body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         let settings: Vec<_> = SETTINGS.iter().chain(settings).copied().collect();

@@ -3,26 +3,17 @@
 //! session's own statement_timeout limits the time, and a cancel ends the call. The error of one row is that row's
 //! alone.
 
-use super::{AGGREGATE, CREATED_AT, Kind, SEQ, Source, TYPE};
+use super::{AGGREGATE, CANCELED, CREATED_AT, Kind, Pieces, Reader, SEQ, Source, TYPE};
 use crate::error::{self, UserError};
 use crate::pg::spi::{Spi, SpiResult};
-use crate::pg::txn;
-use outbox_core::event::{COLUMNS, Event};
+use outbox_core::event::COLUMNS;
 use outbox_core::message::Outcome;
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::TimestampWithTimeZone;
-use std::cell::Cell;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
-/// Rows that one statement reads.
-const PIECE: usize = 1_000;
-/// How `txn::attempt` reports that the session was cancelled, or its time is over.
-const CANCELED: &str = "(SQLSTATE 57014)";
 /// Texts for each event in what `events` returns: seq, what is wrong and why, the columns, created_at.
 const TEXTS: usize = COLUMNS.len() + 4;
-
-/// What came, by seq, and what failed, with the reason.
-type Pieces<T> = (Vec<(i64, T)>, Vec<(i64, String)>);
 
 /// What an event must be, as far as it is given.
 pub struct Criteria {
@@ -38,41 +29,8 @@ impl Source {
     /// there is none), and why; its parts. It stops after `bytes_max`, but not before the first: what it does not return is
     /// not read. `seqs` are in order.
     pub fn events(&self, seqs: &[i64], bytes_max: usize) -> Result<Vec<Option<String>>, UserError> {
-        let (bytes, last) = (Cell::new(0), Cell::new(i64::MAX));
-        let read = |piece: &[i64]| {
-            let mut rows = Vec::new();
-            if last.get() == i64::MAX {
-                let left = bytes_max.saturating_sub(bytes.get());
-                let is_all = self.fetch(piece, left, &mut rows)?;
-                let sizes = rows
-                    .iter()
-                    .map(|(_, event)| event.as_ref().map_or(0, Event::body_bytes));
-                bytes.set(bytes.get() + sizes.sum::<usize>());
-                if !is_all || bytes.get() >= bytes_max {
-                    let end = rows.last().map(|(seq, _)| *seq);
-                    last.set(end.or(piece.last().copied()).unwrap_or(i64::MAX));
-                }
-            }
-            Ok(rows)
-        };
-        let (rows, failed) = self.in_pieces(seqs, read)?;
-        let mut events: BTreeMap<i64, Result<Event, Outcome>> = BTreeMap::new();
-        let fail = |reason| Err(Outcome::Failed { reason });
-        for (seq, event) in rows {
-            if events.insert(seq, event).is_some() {
-                events.insert(
-                    seq,
-                    fail(format!("{} has more than one row with seq {seq}", self.relation)),
-                );
-            }
-        }
-        events.extend(failed.into_iter().map(|(seq, reason)| (seq, fail(reason))));
-        for seq in seqs.iter().filter(|seq| **seq <= last.get()) {
-            let reason = || format!("{} has no row with seq {seq}", self.relation);
-            events
-                .entry(*seq)
-                .or_insert_with(|| Err(Outcome::Unsendable { reason: reason() }));
-        }
+        let events = self.read_events(seqs, bytes_max, Reader::Session);
+        let events = events.map_err(|why| self.canceled_or_unreadable(&why))?;
         let mut texts = Vec::with_capacity(events.len() * TEXTS);
         for (seq, event) in events {
             texts.push(Some(seq.to_string()));
@@ -100,8 +58,8 @@ impl Source {
     /// a warning reports it.
     pub fn matching(&self, seqs: &[i64], criteria: &Criteria) -> Result<Vec<i64>, UserError> {
         let sql = self.matching_sql();
-        let read = |piece: &[i64]| {
-            Spi::connect_mut(|client| {
+        let read = |piece: &[i64], _: &[_], rows: &mut Vec<(i64, bool)>| {
+            let read = Spi::connect_mut(|client| {
                 let args = [
                     piece.to_vec().into(),
                     criteria.kind.clone().into(),
@@ -113,10 +71,12 @@ impl Source {
                 let rows = client.update(sql.as_str(), None, &args)?;
                 rows.map(|row| Ok((row.get(1)?.unwrap_or_default(), row.get(2)?.unwrap_or_default())))
                     .collect::<SpiResult<Vec<(i64, bool)>>>()
-            })
-            .map_err(|error| error.to_string())
+            });
+            rows.extend(read.map_err(|error| error.to_string())?);
+            Ok(true)
         };
-        let (rows, mut failed) = self.in_pieces(seqs, read)?;
+        let read = self.read_in_pieces(seqs, Reader::Session, read, |_| false);
+        let Pieces { rows, mut failed, .. } = read.map_err(|why| self.canceled_or_unreadable(&why))?;
         let (mut seen, mut twice) = (HashSet::new(), HashSet::new());
         for (seq, _) in &rows {
             if !seen.insert(*seq) && twice.insert(*seq) {
@@ -154,43 +114,14 @@ impl Source {
         )
     }
 
-    /// Reads set by set; where a set fails it is halved, until the row that is to blame stands alone. Returns what came, and
-    /// the rows that failed. An error: nothing can be read, or the session is to end.
-    fn in_pieces<T>(
-        &self,
-        seqs: &[i64],
-        read: impl Fn(&[i64]) -> Result<Vec<(i64, T)>, String>,
-    ) -> Result<Pieces<T>, UserError> {
-        let attempt = |piece: &[i64]| txn::attempt(|| self.as_owner(&[], || read(piece)));
-        let (mut rows, mut failed, mut is_readable) = (Vec::new(), Vec::new(), false);
-        let mut pieces: Vec<&[i64]> = seqs.chunks(PIECE).rev().collect();
-        while let Some(piece) = pieces.pop() {
-            let why = match attempt(piece) {
-                Ok(more) => {
-                    rows.extend(more);
-                    continue;
-                }
-                Err(why) => why,
-            };
-            if why.ends_with(CANCELED) {
-                return Err(UserError::new(
-                    PgSqlErrorCode::ERRCODE_QUERY_CANCELED,
-                    format!("{} was being read: {why}", self.relation),
-                    "Ask for less at once, or raise statement_timeout.",
-                ));
-            }
-            if !is_readable {
-                attempt(&[]).map_err(|why| self.unreadable(&why))?;
-                is_readable = true;
-            }
-            match piece {
-                [seq] => failed.push((*seq, why)),
-                piece => {
-                    let (first, second) = piece.split_at(piece.len() / 2);
-                    pieces.extend([second, first]);
-                }
-            }
+    fn canceled_or_unreadable(&self, why: &str) -> UserError {
+        if !why.ends_with(CANCELED) {
+            return self.unreadable(why);
         }
-        Ok((rows, failed))
+        UserError::new(
+            PgSqlErrorCode::ERRCODE_QUERY_CANCELED,
+            format!("{} was being read: {why}", self.relation),
+            "Ask for less at once, or raise statement_timeout.",
+        )
     }
 }
