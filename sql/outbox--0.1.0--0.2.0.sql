@@ -133,6 +133,24 @@ returns tid language sql stable set search_path = pg_catalog, pg_temp as $$
   cross join lateral (select x.ctid from @extschema@.outbox x
                       where x.destination = $2 and x.partition = p.n and x.seq = $1 offset 0) o limit 1;
 $$;
+create or replace function @extschema@.outbox_store(
+  body text, headers jsonb default null, destination text default null, id uuid default null, key text default null,
+  available_at timestamptz default null, expires_at timestamptz default null
+) returns bigint language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+declare
+  payload jsonb;
+begin
+  begin
+    payload := body::jsonb;
+  exception when data_exception or program_limit_exceeded then
+    payload := to_jsonb(body); -- not JSON, or more than jsonb accepts
+  end;
+  -- Each argument has its exact type, so no overload can be called.
+  return @extschema@.outbox_publish(
+    coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb,
+    headers, null::text, null::text, destination, available_at, id, expires_at);
+end
+$$;
 comment on function outbox_internal.record_shown(text, smallint, bigint) is
   'This transaction puts a message into outbox, where views look for the first waiting one; published at COMMIT.'
   ' Returns true.';
@@ -1613,7 +1631,7 @@ declare
   kind constant text := outbox_purge.aggregate_type;
   who constant text := outbox_purge.aggregate_id;
   whole constant text := coalesce(kind || ':', '') || who;
-  crc constant bigint := outbox_internal.crc32(whole);
+  crc constant bigint := @extschema@.outbox_crc32(whole);
   has_source constant boolean := exists (select from @extschema@.outbox_source); -- a seq means another event then
   events bigint[];
   seqs bigint[];
@@ -2575,7 +2593,7 @@ select 'version', null,
        case when string_to_array(v.library, '.')::integer[] > string_to_array(v.sql, '.')::integer[]
             then 'ALTER EXTENSION outbox UPDATE'
             else 'install the library of the extension''s version and restart the server' end
-from (select current_setting('outbox.library_version') as library, x.extversion as sql
+from (select current_setting('outbox.library_version', true) as library, x.extversion as sql
       from pg_extension x where x.extname = 'outbox') v
 where v.library <> v.sql
 union all
@@ -2592,7 +2610,7 @@ select 'standbys', null,
                  ' its pg_stat_replication' end
 from (select s.missing_standbys as missing,
              (select min(c.detail) from connection c where c.reason = 'standby') as awaited
-      from server s where not pg_is_in_recovery() and current_setting('outbox.publish_after') = 'standby') b
+      from server s where not pg_is_in_recovery() and current_setting('outbox.publish_after', true) = 'standby') b
 where b.missing is not null or b.awaited is not null
 union all
 select 'identity', null, 'nothing is delivered from this database until it is adopted: ' || a.why,
@@ -2758,7 +2776,7 @@ select 'source', null, p.problem,
                          'headers,actor,correlation_id,key}'::text[]) with ordinality c (name, n)
              where to_jsonb(s) ->> c.name is not null
              group by s.relation) || ')'
-from (select outbox_internal.source_problem() as problem) p where p.problem is not null
+from (select @extschema@.outbox_source_problem() as problem) p where p.problem is not null
 union all
 select 'bodies', d.destination, b.why[1] || ': the messages of this destination wait', b.why[2]
 from outbox_internal.destinations() d
@@ -2899,7 +2917,7 @@ left join lateral (
   cross join lateral outbox_internal.shared_memory('statistics', d.destination) f (n)
   cross join lateral (
     select coalesce((select substr(o, 10) from unnest(d.options) o where o like 'max\_rate=%'),
-                    current_setting('outbox.max_rate'))::bigint as most) m
+                    current_setting('outbox.max_rate', true))::bigint as most) m
   -- A worker does not pass the rest of its share on to others.
   where d.destination = s.destination and m.most > 0
     and f.n[6]::double precision / 60 >= 0.9 * m.most / greatest(1, (
@@ -3768,8 +3786,11 @@ drop function outbox_internal.expire_firsts;
 drop function outbox_internal.suspicion;
 drop function outbox_internal.readable;
 drop function outbox_internal.source_rows;
+drop function outbox_internal.source_problem;
 drop function outbox_internal.is_fast_in_flight;
+drop function outbox_internal.publish;
 drop function outbox_internal.uuid_v7;
+drop function outbox_internal.crc32;
 drop function outbox_internal.here;
 
 -- ---- owners and rights, as the install script sets them --------------------------------------------------------------
