@@ -2,7 +2,6 @@
 
 use crate::pg::clock::us_since_1970;
 use crate::pg::spi::{Number, Param, Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult, SpiTupleTable};
-use crate::pg::tid::Tid;
 use crate::store::statement::SavedStatement;
 use outbox_core::engine::RowId;
 use outbox_worker::protocol::{Arg, Db, ResultRow, Statement};
@@ -138,7 +137,7 @@ impl ResultRow for SpiHeapTupleData<'_> {
     }
 
     fn row_id(&self, column: usize) -> SpiResult<RowId> {
-        Ok(self.get::<Tid>(column + 1)?.map(RowId::from).unwrap_or_default())
+        Ok(self.get(column + 1)?.unwrap_or_default())
     }
 
     fn unreadable(error: SpiError) -> SpiResult<String> {
