@@ -107,7 +107,7 @@ fn list_finds_messages_of_each_status() {
     }
     let table = Ctl::new(&cluster, &["list"]).run();
     assert!(
-        table.out.contains("SEQ  STATUS") && table.out.contains("returned: NO_ROUTE"),
+        table.out.contains("seq  status") && table.out.contains("returned: NO_ROUTE"),
         "{}",
         table.out
     );
@@ -501,7 +501,7 @@ fn a_reader_that_closes_the_pipe_after_one_line_causes_no_error() {
     BufReader::new(child.stdout.take().expect("its output"))
         .read_line(&mut first)
         .expect("a line");
-    assert!(first.contains("SEQ"), "{first}");
+    assert!(first.contains("seq"), "{first}");
     let output = child.wait_with_output().expect("its end");
     assert!(
         output.status.success() && !String::from_utf8_lossy(&output.stderr).contains("panic"),

@@ -11,12 +11,10 @@ pub mod version;
 
 use crate::connect::{self, ConnectArgs, Session};
 use crate::failure::{Code, Failure};
-use crate::format;
 use crate::messages::page::FetchOnce;
 use crate::messages::sql::Sql;
 use crate::output;
 use crate::queries::{self, Fetch, Parameters, as_json};
-use ratatui::text::Span;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -33,40 +31,32 @@ pub struct CommandContext {
 impl CommandContext {
     /// A session for queries. A statement ends after 30 s: a longer one is a mistake, or needs a narrower filter.
     pub async fn reader(&self) -> Result<Session, Failure> {
-        let session = connect::connect_session(&self.connect).await?;
-        self.prepare(&session, &[("statement_timeout", "30s"), ("lock_timeout", "10s")])
-            .await?;
-        Ok(session)
+        self.open(&[("statement_timeout", "30s"), ("lock_timeout", "10s")])
+            .await
     }
 
     /// A session for changes. A statement has no time limit, but waits at most 10 s for a lock.
     pub async fn actor(&self) -> Result<Session, Failure> {
-        let session = connect::connect_session(&self.connect).await?;
-        self.prepare(&session, &[("lock_timeout", "10s")]).await?;
-        Ok(session)
+        self.open(&[("lock_timeout", "10s")]).await
     }
 
-    /// Applies the limits that neither PGOPTIONS nor the role sets. With JSON all times are in UTC.
-    async fn prepare(&self, session: &Session, limits: &[(&str, &str)]) -> Result<(), Failure> {
+    /// A session with the limits that neither PGOPTIONS nor the role sets. With JSON all times are in UTC.
+    async fn open(&self, limits: &[(&str, &str)]) -> Result<Session, Failure> {
+        let session = connect::connect_session(&self.connect).await?;
         for (name, limit) in limits {
             let sql = "select set_config($1, $2, false) where current_setting($1) = '0'";
             session.client.execute(sql, &[name, limit]).await?;
         }
         if self.json {
-            session
-                .client
-                .execute("select set_config('TimeZone', 'UTC', false)", &[])
-                .await?;
+            session.client.batch_execute("set timezone = 'UTC'").await?;
         }
-        Ok(())
+        Ok(session)
     }
 
     /// Prints one JSON document.
     pub fn print_json(&self, document: &impl Serialize) -> Result<(), Failure> {
-        output::print(&format!(
-            "{}\n",
-            serde_json::to_string(document).expect("every map key is text")
-        ))
+        let line = serde_json::to_string(document).expect("every map key is text");
+        output::print(&(line + "\n"))
     }
 }
 
@@ -92,10 +82,19 @@ impl Session {
     }
 
     /// Runs a statement and returns each row as a JSON object, its columns in their order.
-    pub async fn rows(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Value>, Failure> {
+    pub async fn query(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Value>, Failure> {
         let sql = self.qualified(&as_json(sql));
-        let rows = self.until_done(self.client.query(&sql, parameters)).await?;
+        // Without parameters it need not be prepared, which would take a round trip.
+        let rows = match parameters {
+            [] => self.client.query_typed(&sql, &[]).await?,
+            parameters => self.client.query(&sql, parameters).await?,
+        };
         Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// Runs a statement that Ctrl-C cancels.
+    pub async fn rows(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Value>, Failure> {
+        self.until_done(self.query(sql, parameters)).await
     }
 }
 
@@ -123,27 +122,9 @@ impl FetchOnce for Session {
     }
 }
 
-/// A cell that shows a column of a row in one of the following forms. All of them are empty if the value is NULL.
-pub fn cell(form: fn(&Value, &str) -> String, name: &'static str) -> impl Fn(&Value) -> Span<'static> {
-    move |row| form(row, name).into()
-}
-
-pub fn text(row: &Value, name: &str) -> String {
-    row[name].as_str().unwrap_or_default().to_owned()
-}
-
-pub fn count(row: &Value, name: &str) -> String {
-    row[name].as_i64().map(format::grouped).unwrap_or_default()
-}
-
-/// A number such as a seq, without groups of digits.
-pub fn number(row: &Value, name: &str) -> String {
-    row[name].as_i64().map(|number| number.to_string()).unwrap_or_default()
-}
-
-/// A duration; the column has it in seconds.
-pub fn age(row: &Value, name: &str) -> String {
-    row[name].as_f64().map(format::duration).unwrap_or_default()
+/// The text in a column of a row; empty if it is NULL.
+pub fn text<'a>(row: &'a Value, name: &str) -> &'a str {
+    row[name].as_str().unwrap_or_default()
 }
 
 /// The exit code of a command that found something wrong, or did not.

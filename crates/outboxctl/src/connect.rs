@@ -12,12 +12,10 @@ mod tls;
 pub use args::ConnectArgs;
 
 use crate::failure::{Code, Failure, with_sources};
-use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
-use target::{ServerAddress, SessionWanted, SslMode, Surroundings, Target};
+use target::{ConnectTarget, ServerAddress, SessionWanted, SslMode, Surroundings};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio_postgres::config::{Host, SslMode as Negotiation};
 use tokio_postgres::error::SqlState;
@@ -107,7 +105,7 @@ fn is_compatible(extension: &str, program: &str) -> bool {
 
 /// Opens a session, whether or not the database has the extension.
 pub async fn connect_anywhere(args: &ConnectArgs) -> Result<Session, Failure> {
-    let mut target = target::target(args, &ProcessEnvironment)?;
+    let mut target = target_of(args)?;
     // The program asks only once, because `serve` and `top` open sessions repeatedly.
     static TYPED: OnceLock<String> = OnceLock::new();
     let question = format!("Password for user {}: ", target.config.get_user().unwrap_or_default());
@@ -119,8 +117,9 @@ pub async fn connect_anywhere(args: &ConnectArgs) -> Result<Session, Failure> {
     }
     let may_ask = !args.no_password && target.config.get_password().is_none() && prompt::possible();
     match open(&target).await {
-        Err(HostRefusal {
-            next: Next::Password, ..
+        Err(ConnectRefusal {
+            next: AfterRefusal::Password,
+            ..
         }) if may_ask => {
             let typed = prompt::password(&question)?;
             target.config.password(&typed);
@@ -132,17 +131,29 @@ pub async fn connect_anywhere(args: &ConnectArgs) -> Result<Session, Failure> {
     }
 }
 
+/// Where and how to connect, in the environment of this process.
+fn target_of(args: &ConnectArgs) -> Result<ConnectTarget, Failure> {
+    let around = Surroundings {
+        variable: &|name| std::env::var(name).ok(),
+        read: &|path| std::fs::read_to_string(path),
+        exists: &|path| path.exists(),
+        home: std::env::home_dir().filter(|home| !home.as_os_str().is_empty()),
+        os_user: whoami::username().map_err(|error| error.to_string()),
+    };
+    target::target(args, &around)
+}
+
 /// Why there is no session with a host.
-struct HostRefusal {
+struct ConnectRefusal {
     failure: Failure,
-    next: Next,
+    next: AfterRefusal,
     /// Whether another attempt with or without TLS may succeed: the server refused this one, or TLS failed.
     depends_on_tls: bool,
 }
 
 /// What to try after a refusal.
 #[derive(PartialEq)]
-enum Next {
+enum AfterRefusal {
     Host,
     /// The server asks for a password. The user may type one.
     Password,
@@ -150,18 +161,18 @@ enum Next {
     Nothing,
 }
 
-impl From<Failure> for HostRefusal {
+impl From<Failure> for ConnectRefusal {
     fn from(failure: Failure) -> Self {
         Self {
             failure,
-            next: Next::Host,
+            next: AfterRefusal::Host,
             depends_on_tls: false,
         }
     }
 }
 
 /// Tries the hosts one after the other.
-async fn open(target: &Target) -> Result<Session, HostRefusal> {
+async fn open(target: &ConnectTarget) -> Result<Session, ConnectRefusal> {
     let passes: &[SessionWanted] = match target.session {
         SessionWanted::PreferStandby => &[SessionWanted::Standby, SessionWanted::Any],
         _ => std::slice::from_ref(&target.session),
@@ -170,7 +181,7 @@ async fn open(target: &Target) -> Result<Session, HostRefusal> {
     for wanted in passes {
         for address in &target.hosts {
             match open_host(target, address, *wanted).await {
-                Err(refusal) if refusal.next == Next::Host => failures.push(refusal.failure),
+                Err(refusal) if refusal.next == AfterRefusal::Host => failures.push(refusal.failure),
                 opened => return opened,
             }
         }
@@ -186,7 +197,11 @@ async fn open(target: &Target) -> Result<Session, HostRefusal> {
 }
 
 /// Tries one host, with and without TLS as sslmode allows.
-async fn open_host(target: &Target, address: &ServerAddress, wanted: SessionWanted) -> Result<Session, HostRefusal> {
+async fn open_host(
+    target: &ConnectTarget,
+    address: &ServerAddress,
+    wanted: SessionWanted,
+) -> Result<Session, ConnectRefusal> {
     let (first, second) = match (&address.host, target.tls.mode) {
         (Host::Unix(_), _) | (_, SslMode::Disable) => (Negotiation::Disable, None),
         (_, SslMode::Allow) => (Negotiation::Disable, Some(Negotiation::Require)),
@@ -215,11 +230,11 @@ async fn open_host(target: &Target, address: &ServerAddress, wanted: SessionWant
 }
 
 async fn open_once(
-    target: &Target,
+    target: &ConnectTarget,
     address: &ServerAddress,
     negotiation: Negotiation,
     wanted: SessionWanted,
-) -> Result<Session, HostRefusal> {
+) -> Result<Session, ConnectRefusal> {
     let tls = MakeRustlsConnect::new(tls::config(
         Some(&target.tls).filter(|_| negotiation != Negotiation::Disable),
     )?);
@@ -267,7 +282,7 @@ pub async fn end_sessions() {
     _ = tokio::time::timeout(Duration::from_millis(200), all).await;
 }
 
-fn refusal(error: tokio_postgres::Error, address: &ServerAddress) -> HostRefusal {
+fn refusal(error: tokio_postgres::Error, address: &ServerAddress) -> ConnectRefusal {
     let text = with_sources(&error);
     let is_refused = error.as_db_error().is_some();
     // A server that starts, stops or recovers has not refused the session.
@@ -285,11 +300,11 @@ fn refusal(error: tokio_postgres::Error, address: &ServerAddress) -> HostRefusal
     }
     failure.message = format!("{}: {}", endpoint_in_words(address), failure.message);
     let next = match is_final {
-        _ if needs_password => Next::Password,
-        true => Next::Nothing,
-        false => Next::Host,
+        _ if needs_password => AfterRefusal::Password,
+        true => AfterRefusal::Nothing,
+        false => AfterRefusal::Host,
     };
-    HostRefusal {
+    ConnectRefusal {
         failure,
         next,
         depends_on_tls: is_refused || text.contains("TLS"),
@@ -303,7 +318,7 @@ fn endpoint_in_words(ServerAddress { host, port, .. }: &ServerAddress) -> String
     }
 }
 
-fn config(target: &Target, address: &ServerAddress, negotiation: Negotiation) -> Config {
+fn config(target: &ConnectTarget, address: &ServerAddress, negotiation: Negotiation) -> Config {
     let mut config = target.config.clone();
     match &address.host {
         Host::Unix(path) => config.host_path(path),
@@ -324,7 +339,7 @@ fn config(target: &Target, address: &ServerAddress, negotiation: Negotiation) ->
 
 /// The password for this host from the password file. Like libpq, it warns and ignores the file if other users can read
 /// it.
-fn password_from_file(target: &Target, address: &ServerAddress) -> Option<String> {
+fn password_from_file(target: &ConnectTarget, address: &ServerAddress) -> Option<String> {
     static WARNED: OnceLock<()> = OnceLock::new();
     let path = target.passfile.as_deref()?;
     let metadata = std::fs::metadata(path).ok()?;
@@ -350,7 +365,7 @@ fn password_from_file(target: &Target, address: &ServerAddress) -> Option<String
 }
 
 /// Prepares a session for its first statement, and checks target_session_attrs.
-async fn begin(client: Client, stop: Stop, target: &Target, wanted: SessionWanted) -> Result<Session, Failure> {
+async fn begin(client: Client, stop: Stop, target: &ConnectTarget, wanted: SessionWanted) -> Result<Session, Failure> {
     // One message without a prepared statement, which a pooler may send to another session.
     let row = client
         .query_typed_one(
@@ -397,31 +412,6 @@ async fn begin(client: Client, stop: Stop, target: &Target, wanted: SessionWante
 impl Session {
     pub fn stop(&self) -> Stop {
         self.stop.clone()
-    }
-}
-
-/// The environment and the files of this process.
-struct ProcessEnvironment;
-
-impl Surroundings for ProcessEnvironment {
-    fn variable(&self, name: &str) -> Option<String> {
-        std::env::var(name).ok()
-    }
-
-    fn read(&self, path: &Path) -> io::Result<String> {
-        std::fs::read_to_string(path)
-    }
-
-    fn exists(&self, path: &Path) -> bool {
-        path.exists()
-    }
-
-    fn home(&self) -> Option<PathBuf> {
-        std::env::home_dir().filter(|home| !home.as_os_str().is_empty())
-    }
-
-    fn os_user(&self) -> Result<String, String> {
-        whoami::username().map_err(|error| error.to_string())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Why a command failed: the message for the user, and the exit code for a script.
 
-use crate::screen::text::harmless;
+use crate::format::harmless;
 use serde_json::json;
 use std::fmt;
 use tokio_postgres::error::{DbError, Severity, SqlState};

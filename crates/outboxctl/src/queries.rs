@@ -2,9 +2,11 @@
 //! views for dashboards, `message` one message in any table, `why` what keeps a message waiting, and `state` names the
 //! states. Each statement reads a bounded number of rows, whatever the backlog.
 
+pub mod detail;
 pub mod message;
 pub mod model;
 mod qualified;
+pub mod snapshot;
 pub mod state;
 pub mod views;
 pub mod why;

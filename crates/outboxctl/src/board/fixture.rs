@@ -8,7 +8,7 @@ use crate::queries::model::{
     DestinationRow, ErrorGroup, Message, Minute, Now, PartitionRow, Passes, Problem, Snapshot, Status, WorkerRow,
 };
 use crate::queries::state::{DestinationState, MessageStatus};
-use crate::screen::trial::{HOSTILE, samples};
+use crate::screen::fixture::{HOSTILE, samples};
 use outbox_core::engine::Sharing;
 use outbox_core::settle::Ended;
 use outbox_transport::DownReason;

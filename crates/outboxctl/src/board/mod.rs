@@ -6,13 +6,12 @@
 //! |---|---|
 //! | `state`, `update` | what is shown, and what does a key or a reading change? |
 //! | `view`, `panels`, `page` | what stands where? |
-//! | `rows`, `list`, `panel` | which fields has a row, and how does a list fit into its place? |
+//! | `rows`, `panel` | which fields has a row, and how does a list fit into its place? |
 //! | `own` | what does `work` show in addition to the outbox? |
 //! | `reader` | what is read from the database, and how often? |
 
 #[cfg(test)]
 mod fixture;
-mod list;
 mod own;
 mod page;
 mod panel;
@@ -25,6 +24,7 @@ mod tests;
 mod update;
 mod view;
 
+pub use panels::report;
 pub use reader::BoardReader;
 pub use state::BoardState;
 pub use update::BoardEvent;
@@ -120,7 +120,8 @@ fn draw(
                 Some(BoardRequest::End) => stop.request(),
                 Some(BoardRequest::Hold(holds)) => worker.iter().for_each(|worker| worker.hold(holds)),
                 Some(request) => {
-                    if requests.try_send(request).is_err() {
+                    let sent = requests.try_send(request);
+                    if sent.is_err() {
                         state.notice = Some(Notice::new("The database does not answer: the key is ignored.", true));
                     }
                 }

@@ -1,10 +1,10 @@
 //! What a board shows in `outboxctl work` in addition to the outbox: the worker of this process, and its log.
 
-use super::list::{ListRow, RowField};
 use super::panel::{facts, total};
 use super::state::BoardState;
 use crate::progress::{DestinationFacts, LogLine, OwnWorker, WorkerFacts};
 use crate::queries::state::DestinationState;
+use crate::screen::list::{ListRow, RowField};
 use crate::screen::text::{self, age, count, known, ms, short};
 use crate::screen::theme;
 use outbox_core::engine::{Bounds, Sharing};

@@ -6,7 +6,7 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, BorderType, Paragraph, Row, Table, TableState};
+use ratatui::widgets::{Block, BorderType, List, ListState, Paragraph};
 
 /// The content of a panel for one width.
 #[derive(Clone, Debug, Default)]
@@ -16,11 +16,8 @@ pub struct Panel {
     pub remark: String,
     /// Fixed lines.
     pub head: Vec<Line<'static>>,
-    /// The titles of the columns.
-    pub columns: Option<Row<'static>>,
     /// They scroll with the selected one.
-    pub rows: Vec<Row<'static>>,
-    pub widths: Vec<Constraint>,
+    pub rows: Vec<Line<'static>>,
     pub selected: usize,
     /// It receives the keys.
     pub has_focus: bool,
@@ -33,7 +30,7 @@ pub const EDGES: u16 = 2;
 
 impl Panel {
     fn fixed(&self) -> u16 {
-        EDGES + self.head.len() as u16 + u16::from(self.columns.is_some())
+        EDGES + self.head.len() as u16
     }
 
     /// Lines and borders.
@@ -71,15 +68,14 @@ impl Panel {
             .areas(block.inner(area));
         frame.render_widget(block, area);
         frame.render_widget(Paragraph::new(self.head.clone()), head);
-        let mut table = Table::new(self.rows.clone(), self.widths.clone());
-        if let Some(columns) = &self.columns {
-            table = table.header(columns.clone());
-        }
+        let mut list = List::new(self.rows.clone());
         if self.has_focus && !self.keeps_row_style {
-            table = table.row_highlight_style(theme::SELECTED);
+            list = list.highlight_style(theme::SELECTED);
         }
-        let mut at = TableState::new().with_offset(first).with_selected(self.selected);
-        frame.render_stateful_widget(table, rows, &mut at);
+        let mut at = ListState::default()
+            .with_offset(first)
+            .with_selected(Some(self.selected));
+        frame.render_stateful_widget(list, rows, &mut at);
     }
 }
 
@@ -170,7 +166,7 @@ mod tests {
     fn panel(head: usize, rows: usize, has_focus: bool) -> Panel {
         Panel {
             head: vec![Line::raw("head"); head],
-            rows: vec![Row::new(["row"]); rows],
+            rows: vec![Line::raw("row"); rows],
             has_focus,
             ..Panel::default()
         }
@@ -196,14 +192,13 @@ mod tests {
     #[test]
     fn the_selected_row_is_among_those_shown() {
         for selected in [0, 50, 99] {
-            let rows = (0..100).map(|n| Row::new([format!("row {n}")])).collect();
+            let rows = (0..100).map(|n| Line::raw(format!("row {n}"))).collect();
             let panel = Panel {
                 rows,
                 selected,
-                widths: vec![Constraint::Length(8)],
                 ..Panel::default()
             };
-            let buffer = crate::screen::trial::buffer(20, 12, |frame| panel.draw(frame, frame.area()));
+            let buffer = crate::screen::fixture::buffer(20, 12, |frame| panel.draw(frame, frame.area()));
             let shown = crate::screen::frame::as_text(&buffer);
             assert!(shown.contains(&format!("│row {selected} ")), "{shown}");
             assert_eq!(shown.matches("row ").count(), 10, "no line is empty");

@@ -1,17 +1,15 @@
 //! The panels of the board, each for one width.
 
-use super::list;
 use super::own;
 use super::panel::{Panel, facts, total};
-use super::rows::Owners;
+use super::rows::{self, Owners};
 use super::state::{BoardState, Pane};
 use crate::queries::model::{Minute, PartitionRow, Passes, Problem, Snapshot, Status};
+use crate::screen::list;
 use crate::screen::text::{self, age, count, known, ms, rate};
 use crate::screen::theme;
-use ratatui::layout::Constraint;
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
-use ratatui::widgets::Row;
 
 /// The summary: what an operator looks for first.
 pub fn summary(state: &BoardState, width: usize) -> Panel {
@@ -73,6 +71,25 @@ fn totals(shown: &Snapshot, status: &Status, width: usize) -> Vec<Line<'static>>
     facts(&values, width)
 }
 
+/// What `outboxctl status` prints: the summary, the destinations and the workers.
+pub fn report(snapshot: &Snapshot, status: &Status, width: usize) -> Vec<Line<'static>> {
+    let mut lines = totals(snapshot, status, width.min(60));
+    let owners = Owners::of(snapshot);
+    let lists = [
+        ("There is no destination.", rows::destinations(snapshot)),
+        ("No worker runs in this database.", rows::workers(snapshot, &owners)),
+    ];
+    for (none, rows) in lists {
+        lines.push(Line::default());
+        match rows {
+            Ok(rows) if rows.is_empty() => lines.push(Line::raw(none)),
+            Ok(rows) => lines.extend(list::lines(&rows, width, 2)),
+            Err(why) => lines.extend(unreadable(&why, width)),
+        }
+    }
+    lines
+}
+
 /// Messages each minute of the last hour, and each second of this session.
 pub fn throughput(state: &BoardState, bar_lines: usize, width: usize) -> Panel {
     let hour = match &state.shown.throughput {
@@ -117,7 +134,7 @@ fn hour(minutes: &[Minute], bar_lines: usize, width: usize) -> Vec<Line<'static>
         sum as f64 / minutes.len().max(1) as f64
     };
     let has = |minutes: &[Minute], number: fn(&Minute) -> i64| minutes.iter().any(|minute| number(minute) > 0);
-    let (failed, retried): (fn(&Minute) -> i64, fn(&Minute) -> i64) = (|minute| minute.failed, |minute| minute.retried);
+    let (failed, retried) = (|minute: &Minute| minute.failed, |minute: &Minute| minute.retried);
     let mark = |minutes: &[Minute]| match () {
         () if has(minutes, failed) => Span::styled("x", theme::BAD),
         () if has(minutes, retried) => Span::styled("r", theme::WARNING),
@@ -205,7 +222,13 @@ pub fn of_list(state: &BoardState, pane: Pane, width: usize) -> Panel {
     }
     match pane {
         Pane::Partitions => map(state, panel, &rows, width),
-        _ => list::fill(panel, &rows, width),
+        _ => {
+            let lines = list::lines(&rows, width, 1);
+            let titles = lines.first().cloned().unwrap_or_else(|| "none".into());
+            panel.head.push(titles.style(theme::DIM));
+            panel.rows.extend(lines.into_iter().skip(1));
+            panel
+        }
     }
 }
 
@@ -231,34 +254,30 @@ fn map(state: &BoardState, panel: Panel, rows: &[list::ListRow], width: usize) -
             line.push_span(Span::styled(row.fields[0].text.clone(), style));
             line.push_span(Span::styled(row.fields[1].text.clone(), row.fields[1].style));
         }
-        Row::new([line])
+        line
     });
     let owners = Owners::of(&state.shown);
     let partitions = state.shown.partitions.as_deref().unwrap_or_default();
     let having = |is: &dyn Fn(&&PartitionRow) -> bool| partitions.iter().filter(is).count();
-    let owned = owners.0.iter().map(|id| {
+    let mut legend: Vec<(String, usize, Style)> = Vec::new();
+    for id in &owners.0 {
         let (letter, style) = owners.letter(id);
-        (
-            format!("{letter} {} ", text::harmless(id)),
-            having(&|row| row.owner.as_ref() == Some(id)),
-            style,
-        )
-    });
-    let marked = [
-        ("- no owner ".to_owned(), having(&|row| row.owner.is_none()), theme::BAD),
-        (
-            "+ with messages ".to_owned(),
-            having(&|row| row.first_waiting_seq.is_some()),
-            theme::WARNING,
-        ),
-        (
-            "! with a blocked key ".to_owned(),
-            having(&|row| row.is_blocked),
-            theme::BAD,
-        ),
+        let owned = having(&|row| row.owner.as_ref() == Some(id));
+        legend.push((format!("{letter} {}", text::harmless(id)), owned, style));
+    }
+    let [none, waiting, blocked] = [
+        having(&|row| row.owner.is_none()),
+        having(&|row| row.first_waiting_seq.is_some()),
+        having(&|row| row.is_blocked),
     ];
-    let legend = owned.chain(marked.into_iter().filter(|(_, n, _)| *n > 0));
-    let legend = legend.map(|(what, n, style)| Span::styled(text::fit(&format!("{what}{n}"), width), style));
+    let marks = [
+        ("- no owner".to_owned(), none, theme::BAD),
+        ("+ with messages".to_owned(), waiting, theme::WARNING),
+        ("! with a blocked key".to_owned(), blocked, theme::BAD),
+    ];
+    legend.extend(marks.into_iter().filter(|(_, n, _)| *n > 0));
+    let legend = legend.into_iter();
+    let legend = legend.map(|(what, n, style)| Span::styled(text::fit(&format!("{what} {n}"), width), style));
     Panel {
         remark: match selected.and_then(|i| rows.get(i)) {
             Some(row) => text::harmless(&row.id),
@@ -266,7 +285,6 @@ fn map(state: &BoardState, panel: Panel, rows: &[list::ListRow], width: usize) -
         },
         head: flowing(legend, width),
         rows: lines.collect(),
-        widths: vec![Constraint::Fill(1)],
         selected: panel.selected / per_line,
         keeps_row_style: true,
         ..panel

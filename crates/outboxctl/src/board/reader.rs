@@ -3,22 +3,19 @@
 
 use super::state::{Notice, OpenedMessage};
 use super::update::{BoardEvent, BoardRequest};
-use crate::connect::{ConnectArgs, connect_session};
+use crate::connect::{ConnectArgs, Session, connect_session};
 use crate::failure::{Code, Failure};
 use crate::operation::OperatorAction;
-use crate::queries::message::{self, Fact, MessageTable};
-use crate::queries::model::{Check, Part, Problem, Snapshot};
-use crate::queries::{Fetch, IN_ORDER, Parameters, as_json, qualified, views};
+use crate::queries::detail::{self, Fact};
+use crate::queries::model::{Part, Snapshot};
+use crate::queries::{Fetch, IN_ORDER, Parameters, snapshot};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 use std::collections::HashMap;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, sleep_until, timeout};
-use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::{ToSql, Type};
 
 /// Longer than the time limit of the statements: a server that does not even report that is lost.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
@@ -37,30 +34,6 @@ const LASTING: [SqlState; 3] = [
 /// The most characters of an event that are shown.
 const SHOWN_MAX: i32 = 16_000;
 
-/// Messages that do not move, worst first: dead letters, scheduled and retried ones, those behind another of their key,
-/// and the first of each lane. Each kind is found by an index and limited.
-static MESSAGES: LazyLock<String> = LazyLock::new(|| {
-    let columns = "t.seq, t.destination, t.partition, t.key, t.attempts, t.enqueued_at";
-    let [waiting, outbox] = [MessageTable::Waiting, MessageTable::Outbox].map(|table| table.column("status"));
-    format!(
-        "select m.status, m.seq, m.destination, outbox_partition_label(m.partition::integer) as partition, m.key, m.attempts,
-                extract(epoch from clock_timestamp() - m.enqueued_at)::float8 as age_s,
-                extract(epoch from m.due_at - clock_timestamp())::float8 as due_s, m.note
-         from ((select 'dead' as status, {columns}, null::timestamptz as due_at, t.reason as note
-                from outbox_dead t order by t.died_at desc limit 50)
-               union all
-               (select {waiting}, {columns}, t.due_at, t.last_error
-                from outbox_waiting t where t.due_at is not null order by t.due_at limit 50)
-               union all
-               (select {waiting}, {columns}, null, 'behind an earlier message of its key'
-                from outbox_waiting t where t.state = 'g' order by t.destination, t.partition, t.key collate \"C\", t.seq limit 50)
-               union all
-               (select {outbox}, {columns}, null, t.last_error
-                from (select * from outbox_internal.first_shown limit 50) l
-                join outbox t on t.destination = l.destination and t.partition = l.partition and t.seq = l.seq)) m"
-    )
-});
-
 /// The address of the database, and the session with it while there is one.
 pub struct BoardReader {
     connect: ConnectArgs,
@@ -70,8 +43,7 @@ pub struct BoardReader {
 }
 
 struct ReaderSession {
-    client: Client,
-    schema: String,
+    session: Session,
     /// Statements that the server refused, with the error: each further try would be a line in its log.
     refused: Mutex<HashMap<&'static str, (Instant, String)>>,
 }
@@ -97,7 +69,7 @@ impl BoardReader {
 
     /// All values. An error means that there is no session any more.
     pub async fn read(&mut self) -> Result<Snapshot, Failure> {
-        let read = answered(self.session().await?.snapshot()).await;
+        let read = answered(snapshot::read(self.session().await?)).await;
         if read.is_err() {
             self.session = None;
         }
@@ -195,64 +167,33 @@ async fn answered<T>(answer: impl Future<Output = Result<T, Failure>>) -> Result
 impl ReaderSession {
     async fn open(args: &ConnectArgs, program: &str, may_act: bool) -> Result<Self, Failure> {
         let session = connect_session(args).await?;
-        let client = session.client;
         let read_only = if may_act { "off" } else { "on" };
-        client
+        session
+            .client
             .batch_execute(&format!(
                 "set application_name = '{program}'; set statement_timeout = '5s'; set lock_timeout = '2s';
                  set default_transaction_read_only = {read_only}; {IN_ORDER}"
             ))
             .await?;
-        Ok(Self {
-            client,
-            schema: session.extension.map(|extension| extension.schema).unwrap_or_default(),
-            refused: Mutex::default(),
-        })
-    }
-
-    /// All statements are sent together, so that the round trip counts once.
-    async fn snapshot(&self) -> Result<Snapshot, Failure> {
-        let now = as_json(views::NOW);
-        let (now, status, throughput, partitions, workers, passes, destinations, errors, messages, checks) = tokio::join!(
-            self.client.query_typed_one(&now, &[]),
-            self.fetch(views::STATUS, &[]),
-            self.fetch(views::THROUGHPUT, &[]),
-            self.fetch(views::PARTITIONS, &[]),
-            self.fetch(views::WORKERS, &[]),
-            self.fetch(views::PASSES, &[]),
-            self.fetch(views::DESTINATIONS, &[]),
-            self.fetch(&views::MERGED_ERRORS, &[]),
-            self.fetch(&MESSAGES, &[]),
-            self.fetch::<Check>(views::HEALTH, &[]),
-        );
-        Ok(Snapshot {
-            now: serde_json::from_value(now?.try_get(0)?)?,
-            status: status.and_then(|rows| rows.into_iter().next().ok_or_else(|| "no row".into())),
-            throughput,
-            partitions,
-            workers,
-            passes,
-            destinations,
-            errors,
-            messages,
-            problems: checks.map(|checks| Problem::of(&checks)),
-        })
+        let refused = Mutex::default();
+        Ok(Self { session, refused })
     }
 
     async fn read_message(&self, seq: i64, destination: &str) -> Part<Vec<Fact>> {
-        let messages = message::read(self, seq, Some(destination)).await?;
+        let messages = detail::read(self, seq, Some(destination)).await?;
         let mut facts: Vec<Fact> = messages.iter().flat_map(|message| message.facts()).collect();
-        let event = message::event_facts(self, seq, SHOWN_MAX).await;
+        let event = detail::event_facts(self, seq, SHOWN_MAX).await;
         facts.extend(event.unwrap_or_else(|why| vec![("event".into(), format!("not readable: {why}"))]));
         Ok(facts)
     }
 
     async fn act(&self, action: &OperatorAction) -> Result<bool, Failure> {
-        let sql = qualified(&action.sql(), &self.schema);
-        let arguments: [(&(dyn ToSql + Sync), Type); 2] =
-            [(&action.destination, Type::TEXT), (&None::<&str>, Type::TEXT)];
-        let row = self.client.query_typed_one(&sql, &arguments).await?;
-        Ok(row.try_get::<_, Option<bool>>(0)?.unwrap_or(false))
+        let no_reason = None::<&str>;
+        let rows = self
+            .session
+            .rows(&action.sql(), &[&action.destination, &no_reason])
+            .await?;
+        Ok(rows[0]["changed"] == true)
     }
 }
 
@@ -265,27 +206,19 @@ impl Fetch for ReaderSession {
         if let Some((_, why)) = known {
             return Err(why);
         }
-        let text = qualified(&as_json(sql), &self.schema);
-        // Without parameters it need not be prepared, which would take a round trip.
-        let rows = match parameters {
-            [] => self.client.query_typed(&text, &[]).await,
-            parameters => self.client.query(&text, parameters).await,
+        let read = async {
+            let rows = self.session.query(sql, parameters).await?.into_iter();
+            Ok::<_, Failure>(rows.map(serde_json::from_value).collect::<Result<_, _>>()?)
         };
-        let rows = rows.and_then(|rows| rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<Value>, _>>());
-        let rows = rows.map_err(|error| {
-            let is_lasting = error.code().is_some_and(|code| LASTING.contains(code));
-            let Failure { message, hint, .. } = error.into();
+        read.await.map_err(|failure| {
+            let is_lasting = LASTING.iter().any(|state| failure.is(state));
             // The missing right, and the statement that grants it.
-            let why = message
-                + &hint
-                    .filter(|_| is_lasting)
-                    .map_or(String::new(), |hint| format!(": {hint}"));
+            let hint = failure.hint.filter(|_| is_lasting);
+            let why = failure.message + &hint.map_or(String::new(), |hint| format!(": {hint}"));
             if is_lasting {
                 refused().insert(sql, (Instant::now() + RETRY_AFTER, why.clone()));
             }
             why
-        })?;
-        let read = rows.into_iter().map(serde_json::from_value).collect::<Result<_, _>>();
-        read.map_err(|error| Failure::from(error).message)
+        })
     }
 }

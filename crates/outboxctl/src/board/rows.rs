@@ -1,10 +1,10 @@
 //! The rows of each list, from what was read of the database.
 
-use super::list::{ListRow, RowField, chosen};
 use super::own;
 use super::state::{BoardState, Pane, PaneState};
 use crate::queries::model::{DestinationRow, ErrorGroup, Message, Part, PartitionRow, Passes, Snapshot, WorkerRow};
 use crate::queries::state::DestinationState;
+use crate::screen::list::{ListRow, RowField, chosen};
 use crate::screen::text::{age, count, known, ms, rate};
 use crate::screen::theme;
 use ratatui::style::Style;
@@ -31,22 +31,19 @@ impl BoardState {
     }
 }
 
+fn each<T>(rows: &Part<Vec<T>>, row: impl Fn(&T) -> ListRow) -> Part<Vec<ListRow>> {
+    let rows = rows.as_ref().map_err(Clone::clone)?;
+    Ok(rows.iter().map(row).collect())
+}
+
 /// All rows of a list, in the order in which they come.
 pub fn of(pane: Pane, state: &BoardState) -> Part<Vec<ListRow>> {
-    fn each<T>(rows: &Part<Vec<T>>, row: impl Fn(&T) -> ListRow) -> Part<Vec<ListRow>> {
-        rows.as_ref()
-            .map(|rows| rows.iter().map(row).collect())
-            .map_err(Clone::clone)
-    }
     let shown = &state.shown;
     let owners = Owners::of(shown);
     match pane {
         Pane::Partitions => each(&shown.partitions, |row| partition(row, &owners)),
-        Pane::Workers => each(&shown.workers, |row| {
-            let mut passes = shown.passes.iter().flatten();
-            worker(row, passes.find(|passes| passes.worker_id == row.id), &owners)
-        }),
-        Pane::Destinations => each(&shown.destinations, destination),
+        Pane::Workers => workers(shown, &owners),
+        Pane::Destinations => destinations(shown),
         Pane::Errors => each(&shown.errors, error),
         Pane::Messages => each(&shown.messages, message),
         Pane::ThisWorker => {
@@ -59,6 +56,27 @@ pub fn of(pane: Pane, state: &BoardState) -> Part<Vec<ListRow>> {
             Ok(lines.map(own::log_line).collect())
         }
     }
+}
+
+pub fn destinations(shown: &Snapshot) -> Part<Vec<ListRow>> {
+    each(&shown.destinations, destination)
+}
+
+pub fn workers(shown: &Snapshot, owners: &Owners) -> Part<Vec<ListRow>> {
+    each(&shown.workers, |row| {
+        let mut passes = shown.passes.iter().flatten();
+        worker(row, passes.find(|passes| passes.worker_id == row.id), owners)
+    })
+}
+
+/// The reason of a state, and its detail.
+fn reason(reason: &Option<String>, detail: &Option<String>) -> String {
+    [reason, detail]
+        .into_iter()
+        .flatten()
+        .cloned()
+        .collect::<Vec<_>>()
+        .join(": ")
 }
 
 /// A letter for each owner of partitions, which identifies it without colours.
@@ -145,9 +163,8 @@ fn worker(row: &WorkerRow, passes: Option<&Passes>, owners: &Owners) -> ListRow 
         RowField::number("publ/s", 3, per_s(|passes| passes.published), rate),
         RowField::number("fail/s", 5, per_s(|passes| passes.failed), rate),
         RowField::number("up", 6, row.age_s, age),
-        RowField::fact("reason", row.reason.as_deref().unwrap_or_default()),
-        RowField::fact("detail", row.detail.as_deref().unwrap_or_default()),
-        RowField::fact("pid", known(row.pid, |pid| pid.to_string())),
+        RowField::number("pid", 8, row.pid.map(f64::from), |pid| pid.to_string()),
+        RowField::prose("why", 7, 24, reason(&row.reason, &row.detail)),
     ];
     if let Some(passes) = passes {
         let Passes {
@@ -187,16 +204,15 @@ fn destination(row: &DestinationRow) -> ListRow {
             RowField::number("p95", 4, row.p95_ms, ms),
             RowField::count("flight", 5, row.in_flight),
             RowField::count("died", 6, row.dead_total),
+            RowField::count("published", 9, row.published_total),
+            RowField::count("failed", 10, row.failed_total),
+            RowField::number("since", 8, row.since_s, age),
+            RowField::prose("why", 7, 24, reason(&row.reason, &row.detail)),
             RowField::fact("max pending", row.max_pending.map(count).unwrap_or_default()),
             RowField::fact(
                 "p50, p99",
                 [row.p50_ms, row.p99_ms].map(|time| known(time, ms)).join(", "),
             ),
-            RowField::fact("failed", known(row.failed_total, count)),
-            RowField::fact("published", known(row.published_total, count)),
-            RowField::fact("since", known(row.since_s, |s| format!("{} ago", age(s)))),
-            RowField::fact("reason", row.reason.as_deref().unwrap_or_default()),
-            RowField::fact("detail", row.detail.as_deref().unwrap_or_default()),
             RowField::fact("described by", row.described_by.as_deref().unwrap_or_default()),
         ],
     }

@@ -2,7 +2,7 @@
 
 use crate::operation::OperatorAction;
 use crate::progress::OwnWorker;
-use crate::queries::message::Fact;
+use crate::queries::detail::Fact;
 use crate::queries::model::{Now, Part, Snapshot};
 use crate::screen::theme;
 use std::time::{Duration, Instant};

@@ -8,8 +8,8 @@ use super::{as_frame, view};
 use crate::operation::{ActionVerb, OperatorAction};
 use crate::progress::{OwnWorker, WorkerFacts};
 use crate::queries::model::{Part, Snapshot};
+use crate::screen::fixture::{self as screen_fixture, HOSTILE, replace_hostile};
 use crate::screen::frame::as_text;
-use crate::screen::trial::{self, HOSTILE, replace_hostile};
 use crate::top::lines;
 use outbox_core::engine::Sharing;
 use proptest::prelude::*;
@@ -17,11 +17,11 @@ use ratatui::buffer::Buffer;
 use std::time::Duration;
 
 fn press(state: &mut BoardState, keys: &str) -> Option<BoardRequest> {
-    trial::press(keys, |key| update(state, BoardEvent::Key(key)))
+    screen_fixture::press(keys, |key| update(state, BoardEvent::Key(key)))
 }
 
 fn buffer(state: &BoardState, width: u16, height: u16) -> Buffer {
-    trial::buffer(width, height, |frame| view::draw(state, frame))
+    screen_fixture::buffer(width, height, |frame| view::draw(state, frame))
 }
 
 fn frame(state: &BoardState, width: u16, height: u16) -> String {
@@ -219,14 +219,14 @@ fn no_control_character_of_a_hostile_text_reaches_the_terminal() {
         press(&mut state, down);
         for mode in ["", "\n"] {
             press(&mut state, mode);
-            trial::assert_harmless(|frame| view::draw(&state, frame));
+            screen_fixture::assert_harmless(|frame| view::draw(&state, frame));
         }
         press(&mut state, "\u{1b}");
     }
     let mut worker = full_worker_state();
     for keys in ["6G", "\n", "\u{1b}7g", "\n"] {
         press(&mut worker, keys);
-        trial::assert_harmless(|frame| view::draw(&worker, frame));
+        screen_fixture::assert_harmless(|frame| view::draw(&worker, frame));
     }
     state.shown.problems.as_mut().expect("problems")[0].problem = HOSTILE.into();
     assert!(!lines::line(&state.shown).contains(char::is_control));
@@ -236,7 +236,7 @@ fn no_control_character_of_a_hostile_text_reaches_the_terminal() {
 fn without_colours_no_cell_has_one_and_the_text_is_the_same() {
     let mut plain = state();
     plain.has_colour = false;
-    trial::assert_same_without_colours(|frame| view::draw(&state(), frame), |frame| view::draw(&plain, frame));
+    screen_fixture::assert_same_without_colours(|frame| view::draw(&state(), frame), |frame| view::draw(&plain, frame));
 }
 
 #[test]
@@ -384,7 +384,7 @@ fn a_filter_and_an_order_are_of_one_pane() {
     assert_eq!(ids(&state, Pane::Destinations), ["default", "audit", "einkauf-größe-ß"]);
     press(&mut state, "s");
     assert_eq!(ids(&state, Pane::Destinations)[0], "audit", "by what is pending");
-    press(&mut state, "ssssss");
+    press(&mut state, "ssssssssss");
     assert_eq!(state.panes[Pane::Destinations as usize].order, 0, "as they come");
 }
 

@@ -1,13 +1,13 @@
 //! Applies an event to the state, and returns what it requests. Pure: the same event on the same state has the same
 //! result.
 
-use super::list::orders;
 use super::rows;
 use super::state::{BoardMode, BoardPage, BoardState, Notice, OpenedMessage, Pane};
 use crate::operation::{ActionVerb, OperatorAction};
 use crate::progress::OwnWorker;
 use crate::queries::model::Snapshot;
 use crate::queries::state::DestinationState;
+use crate::screen::list::orders;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::time::{Duration, Instant};
 

@@ -13,7 +13,7 @@ use crate::screen::text::harmless;
 use clap::Args;
 use outbox_core::words::Word;
 use serde_json::json;
-use std::io::{BufRead, IsTerminal, Write, stderr, stdin};
+use std::io::{IsTerminal, Write, stderr, stdin};
 use std::process::ExitCode;
 use tokio_postgres::error::SqlState;
 
@@ -23,25 +23,10 @@ pub struct DeadArgs {
     /// Seqs of messages; if none is given, all dead letters that match the options
     #[arg(value_name = "SEQ")]
     seqs: Vec<i64>,
-    /// Only messages to this destination
-    #[arg(long)]
-    destination: Option<String>,
     #[command(flatten)]
-    criteria: BulkCriteria,
+    choice: Choice,
     #[command(flatten)]
     limit: Limit,
-    /// Only with an error LIKE this
-    #[arg(long, value_name = "PATTERN", conflicts_with = "seqs")]
-    error_like: Option<String>,
-    /// Only with fewer attempts than this
-    #[arg(long, value_name = "N", conflicts_with = "seqs")]
-    attempts_below: Option<i32>,
-    /// Only those that became dead letters since this time: a time, or an age (90s, 15m, 2h, 7d)
-    #[arg(long, value_name = "WHEN", conflicts_with = "seqs")]
-    since: Option<When>,
-    /// Only those that became dead letters before this time
-    #[arg(long, value_name = "WHEN", conflicts_with = "seqs")]
-    until: Option<When>,
     #[command(flatten)]
     consent: Consent,
 }
@@ -100,27 +85,16 @@ impl Limit {
 
 /// Runs `retry` or `discard`, for seqs or by criteria.
 pub async fn dead(context: &CommandContext, verb: Verb, args: &DeadArgs) -> Result<ExitCode, Failure> {
+    let mut choice = args.choice.clone();
     if args.seqs.is_empty() {
-        return by_criteria(context, verb, args).await;
+        choice.max_rows = args.limit.rows();
+        return act_on_counted(context, verb, ("dead letter", "dead letters"), choice, &args.consent).await;
     }
-    if args.criteria != BulkCriteria::default() {
+    choice.destination = None;
+    if choice != Choice::default() {
         return Err(Failure::new(Code::Usage, "give either seqs or criteria, not both"));
     }
     by_seq(context, verb, args).await
-}
-
-async fn by_criteria(context: &CommandContext, verb: Verb, args: &DeadArgs) -> Result<ExitCode, Failure> {
-    let choice = Choice {
-        destination: args.destination.clone(),
-        error_like: args.error_like.clone(),
-        attempts_below: args.attempts_below,
-        since: args.since.clone(),
-        until: args.until.clone(),
-        criteria: args.criteria.clone(),
-        max_rows: args.limit.rows(),
-        ..Choice::default()
-    };
-    act_on_counted(context, verb, ("dead letter", "dead letters"), choice, &args.consent).await
 }
 
 pub async fn replay(context: &CommandContext, args: &ReplayArgs) -> Result<ExitCode, Failure> {
@@ -145,42 +119,27 @@ async fn act_on_counted(
     consent: &Consent,
 ) -> Result<ExitCode, Failure> {
     let session = context.actor().await?;
-    let found = run(&session, &choice.call(verb, None, true, Arguments::All)).await?;
-    let what = counted(found, nouns.0, nouns.1);
-    if consent.dry_run || found == 0 {
-        let words = format!("{what} matched; nothing is changed.");
-        report(context, verb, found, 0, consent.dry_run, &words)?;
-        return Ok(ExitCode::SUCCESS);
+    let matched = run(&session, &choice.call(verb, None, true, Arguments::All)).await?;
+    let what = counted(matched, nouns.0, nouns.1);
+    let is_done = !consent.dry_run && matched > 0;
+    let mut done = 0;
+    if is_done {
+        let question = format!("{} {what}?", capitalised(verb.name()));
+        consent.confirm(&question).await?;
+        // A message that arrived after the count was not part of the question.
+        choice.max_rows = i32::try_from(matched).ok().or(choice.max_rows);
+        let call = choice.call(verb, consent.reason.as_deref(), false, Arguments::All);
+        done = run(&session, &call).await?;
     }
-    consent
-        .confirm(&format!("{} {what}?", capitalised(verb.name())))
-        .await?;
-    // A message that arrived after the count was not part of the question.
-    choice.max_rows = i32::try_from(found).ok().or(choice.max_rows);
-    let done = run(
-        &session,
-        &choice.call(verb, consent.reason.as_deref(), false, Arguments::All),
-    )
-    .await?;
-    let words = format!("{}: {}.", verb.past(), counted(done, nouns.0, nouns.1));
-    report(context, verb, found, done, false, &words)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-fn report(
-    context: &CommandContext,
-    verb: Verb,
-    matched: i64,
-    done: i64,
-    dry_run: bool,
-    words: &str,
-) -> Result<(), Failure> {
+    let (action, dry_run) = (verb.name(), consent.dry_run);
     match context.json {
         true => {
-            context.print_json(&json!({ "action": verb.name(), "matched": matched, "done": done, "dry_run": dry_run }))
+            context.print_json(&json!({ "action": action, "matched": matched, "done": done, "dry_run": dry_run }))?;
         }
-        false => output::print(&format!("{words}\n")),
+        false if is_done => output::print(&format!("{}: {}.\n", verb.past(), counted(done, nouns.0, nouns.1)))?,
+        false => output::print(&format!("{what} matched; nothing is changed.\n"))?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 impl Consent {
@@ -197,10 +156,7 @@ impl Consent {
         let _ = stderr().flush();
         let answer = tokio::task::spawn_blocking(|| {
             let mut answer = String::new();
-            stdin()
-                .lock()
-                .read_line(&mut answer)
-                .map(|_| answer.trim().to_lowercase())
+            stdin().read_line(&mut answer).map(|_| answer.trim().to_lowercase())
         });
         let answer = tokio::select! {
             answer = answer => answer,
@@ -226,21 +182,21 @@ async fn by_seq(context: &CommandContext, verb: Verb, args: &DeadArgs) -> Result
     let session = context.actor().await?;
     let Consent { dry_run, reason, .. } = &args.consent;
     let mut found = Vec::new();
+    let named = args.choice.destination.as_deref();
     for seq in &args.seqs {
-        found.push((*seq, destination_of(&session, *seq, args.destination.as_deref()).await?));
+        found.push((*seq, destination_of(&session, *seq, named).await?));
     }
     let matched = found.iter().filter(|(_, destination)| destination.is_ok()).count();
     let what = counted(matched as i64, "message", "messages");
     if !dry_run && matched > 0 {
-        args.consent
-            .confirm(&format!("{} {what}?", capitalised(verb.name())))
-            .await?;
+        let question = format!("{} {what}?", capitalised(verb.name()));
+        args.consent.confirm(&question).await?;
     }
     let mut messages = Vec::new();
     let (mut done, mut failed) = (0, 0);
     for (seq, found) in found {
         let (destination, problem) = match found {
-            Err(problem) => (args.destination.clone(), Some(problem)),
+            Err(problem) => (named.map(str::to_owned), Some(problem)),
             Ok(destination) if *dry_run => (Some(destination), None),
             Ok(destination) => {
                 let problem = act(&session, verb, seq, &destination, reason).await?;
@@ -281,10 +237,10 @@ async fn destination_of(session: &Session, seq: i64, named: Option<&str>) -> Res
     let sql = "select distinct m.destination from outbox_internal.message_rows($1) m
                where m.status not in ('published', 'discarded') order by 1";
     let found = session.rows(sql, &[&seq]).await?;
-    let names: Vec<String> = found.iter().map(|row| text(row, "destination")).collect();
+    let names: Vec<&str> = found.iter().map(|row| text(row, "destination")).collect();
     Ok(match &names[..] {
         [] => Err("no message with this seq is dead or waiting".into()),
-        [only] => Ok(only.clone()),
+        [only] => Ok((*only).to_owned()),
         _ => Err(format!(
             "it is for {}: choose one with --destination",
             names.join(" and ")
@@ -310,15 +266,11 @@ async fn act(
         seq: Some(seq),
         destination: destination.to_owned(),
     };
-    let sql = session.qualified(&action.sql());
-    match session
-        .until_done(session.client.query_one(&sql, &[&destination, reason]))
-        .await
-    {
-        Ok(row) if row.get(0) => Ok(None),
+    match session.rows(&action.sql(), &[&destination, reason]).await {
+        Ok(rows) if rows[0]["changed"] == true => Ok(None),
         Ok(_) => Ok(Some(verb.obstacle().to_owned())),
         // A message in flight is reported; the other seqs are still acted on.
-        Err(error) if error.code() == Some(&SqlState::OBJECT_IN_USE) => Ok(Some(Failure::from(error).message)),
-        Err(error) => Err(error.into()),
+        Err(failure) if failure.is(&SqlState::OBJECT_IN_USE) => Ok(Some(failure.message)),
+        Err(failure) => Err(failure),
     }
 }

@@ -1,11 +1,11 @@
 //! `outboxctl check`: checks whether a destination can be used. Workers that are not connected to it try immediately.
 
-use super::{CommandContext, cell, exit_code, text};
+use super::{CommandContext, exit_code, text};
 use crate::failure::Failure;
-use crate::output::{self, Table};
+use crate::output;
+use crate::screen::list::{ListRow, RowField};
 use crate::screen::theme;
 use clap::Args;
-use ratatui::text::Span;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
@@ -24,18 +24,24 @@ pub async fn run(context: &CommandContext, args: &CheckArgs) -> Result<ExitCode,
     let is_ok = steps.iter().all(|step| step["ok"] != false);
     match context.json {
         true => context.print_json(&json!({ "destination": args.destination, "ok": is_ok, "steps": steps }))?,
-        false => {
-            let columns: &[(_, &dyn Fn(&Value) -> Span<'static>)] = &[
-                ("STEP", &cell(text, "step")),
-                ("OK", &|step| match step["ok"].as_bool() {
-                    Some(true) => Span::styled("yes", theme::GOOD),
-                    Some(false) => Span::styled("no", theme::BAD),
-                    None => Span::styled("unknown", theme::WARNING),
-                }),
-                ("DETAIL", &cell(text, "detail")),
-            ];
-            output::print_lines(Table::of(&steps, columns).lines())?;
-        }
+        false => output::print_rows(&steps.iter().map(row).collect::<Vec<_>>())?,
     }
     Ok(exit_code(is_ok))
+}
+
+fn row(step: &Value) -> ListRow {
+    let (ok, style) = match step["ok"].as_bool() {
+        Some(true) => ("yes", theme::GOOD),
+        Some(false) => ("no", theme::BAD),
+        None => ("unknown", theme::WARNING),
+    };
+    let fields = vec![
+        RowField::words("step", 0, text(step, "step")),
+        RowField::words("ok", 0, ok).style(style),
+        RowField::prose("detail", 0, 24, text(step, "detail")),
+    ];
+    ListRow {
+        id: String::new(),
+        fields,
+    }
 }

@@ -65,7 +65,7 @@ pub async fn relay(context: &CommandContext, args: &RelayArgs) -> Result<ExitCod
     let ok = relayed["ok"] == true;
     let failures = match ok {
         true => Vec::new(),
-        false => failures(&session, &text(&began[0], "at")).await?,
+        false => failures(&session, text(&began[0], "at")).await?,
     };
     if context.json {
         let mut document = relayed.clone();
@@ -76,8 +76,8 @@ pub async fn relay(context: &CommandContext, args: &RelayArgs) -> Result<ExitCod
             eprintln!(
                 "outboxctl: message {} to {}: {}",
                 failure["seq"],
-                harmless(&text(failure, "destination")),
-                harmless(&text(failure, "error"))
+                harmless(text(failure, "destination")),
+                harmless(text(failure, "error"))
             );
         }
         output::print(&in_words(relayed))?;

@@ -1,14 +1,15 @@
 //! `outboxctl list`: messages by filter, one page at a time.
 
-use super::{CommandContext, age, cell, number, text};
+use super::{CommandContext, text};
 use crate::failure::Failure;
+use crate::format::duration;
 use crate::messages::by_seq::{self, BySeq};
-use crate::output::{self, Table};
+use crate::output;
 use crate::queries::IN_ORDER;
 use crate::queries::state::MessageStatus;
+use crate::screen::list::{ListRow, RowField};
 use crate::screen::theme;
 use outbox_core::words::Word;
-use ratatui::text::Span;
 use serde_json::Value;
 use std::process::ExitCode;
 
@@ -27,7 +28,9 @@ pub async fn run(context: &CommandContext, request: &BySeq) -> Result<ExitCode, 
     match rows.last() {
         None => eprintln!("No message matches."),
         Some(last) => {
-            output::print_lines(table(&rows).lines())?;
+            let all_default = rows.iter().all(|row| row["destination"] == "default");
+            let rows: Vec<ListRow> = rows.iter().map(|message| row(message, all_default)).collect();
+            output::print_rows(&rows)?;
             if is_full {
                 eprintln!("There may be more: continue with --after {}", last["seq"]);
             }
@@ -36,28 +39,27 @@ pub async fn run(context: &CommandContext, request: &BySeq) -> Result<ExitCode, 
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(rows: &[Value]) -> Table {
-    let all_default = rows.iter().all(|row| row["destination"] == "default");
-    let columns: &[(_, &dyn Fn(&Value) -> Span<'static>)] = &[
-        (">SEQ", &cell(number, "seq")),
-        ("STATUS", &|row| {
-            let status = text(row, "status");
-            let style = theme::status(MessageStatus::of_name(&status));
-            Span::styled(status, style)
-        }),
-        ("DESTINATION", &|row| {
-            if all_default {
-                "".into()
-            } else {
-                text(row, "destination").into()
-            }
-        }),
-        ("TYPE", &cell(text, "type")),
-        ("KEY", &cell(text, "key")),
-        ("PARTITION", &cell(text, "partition_key")),
-        (">ATTEMPTS", &cell(number, "attempts")),
-        (">AGE", &cell(age, "age_s")),
-        ("ERROR", &cell(text, "last_error")),
+fn row(row: &Value, all_default: bool) -> ListRow {
+    let number = |name: &str| row[name].as_i64().map(|number| number as f64);
+    let status = text(row, "status");
+    let fields = vec![
+        RowField::number("seq", 0, number("seq"), |seq| format!("{seq:.0}")),
+        RowField::words("status", 0, status).style(theme::status(MessageStatus::of_name(status))),
+        RowField::prose(
+            "destination",
+            0,
+            12,
+            if all_default { "" } else { text(row, "destination") },
+        ),
+        RowField::prose("type", 0, 12, text(row, "type")),
+        RowField::prose("key", 0, 12, text(row, "key")),
+        RowField::words("partition", 0, text(row, "partition_key")),
+        RowField::count("attempts", 0, row["attempts"].as_i64()),
+        RowField::number("age", 0, row["age_s"].as_f64(), duration),
+        RowField::prose("error", 0, 24, text(row, "last_error")),
     ];
-    Table::of(rows, columns)
+    ListRow {
+        id: String::new(),
+        fields,
+    }
 }

@@ -6,7 +6,7 @@ use crate::failure::{Code, Failure};
 use crate::messages::page::events_are_readable;
 use crate::output;
 use crate::queries::IN_ORDER;
-use crate::queries::message::{self, Fact, MessageDetail};
+use crate::queries::detail::{self, Fact, MessageDetail};
 use crate::screen::theme;
 use clap::Args;
 use outbox_core::event::COLUMNS;
@@ -25,7 +25,7 @@ pub struct ShowArgs {
 
 /// The JSON document: a seq, its event, and one message for each destination and replay.
 #[derive(serde::Serialize)]
-struct Shown {
+struct MessageDocument {
     seq: i64,
     /// The server's text: a number in the payload may have more digits than a float can hold.
     event: Option<Box<RawValue>>,
@@ -36,7 +36,7 @@ pub async fn run(context: &CommandContext, args: &ShowArgs) -> Result<ExitCode, 
     let session = context.reader().await?;
     session.client.batch_execute(IN_ORDER).await?;
     let seq = args.seq;
-    let messages = message::read(&session, seq, args.destination.as_deref()).await?;
+    let messages = detail::read(&session, seq, args.destination.as_deref()).await?;
     if messages.is_empty() {
         let to = args
             .destination
@@ -49,7 +49,7 @@ pub async fn run(context: &CommandContext, args: &ShowArgs) -> Result<ExitCode, 
     let is_readable = events_are_readable(&session).await?;
     if context.json {
         let event = if is_readable { event(&session, seq).await? } else { None };
-        context.print_json(&Shown { seq, event, messages })?;
+        context.print_json(&MessageDocument { seq, event, messages })?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut lines = Vec::new();
@@ -59,10 +59,11 @@ pub async fn run(context: &CommandContext, args: &ShowArgs) -> Result<ExitCode, 
         lines.extend(message.facts().iter().flat_map(in_lines));
     }
     let event = match is_readable {
-        true => message::event_facts(&session, seq, i32::MAX).await?,
+        true => detail::event_facts(&session, seq, i32::MAX).await?,
         false => {
-            let why = "is not shown: that requires SELECT on outbox_events (outbox_admin), and no custom source";
-            vec![("event".into(), why.into())]
+            let why =
+                "The event is not shown: that requires SELECT on outbox_events (outbox_admin), and no custom source.";
+            vec![(String::new(), why.into())]
         }
     };
     lines.push(Line::styled("Event", theme::STRONG));

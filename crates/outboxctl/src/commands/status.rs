@@ -1,17 +1,15 @@
 //! `outboxctl status`: the backlog, the workers, the destinations and what is wrong. Its cost does not grow with the
 //! queue.
 
-use super::{CommandContext, age, cell, count, exit_code, number, text};
+use super::{CommandContext, exit_code};
+use crate::board;
 use crate::connect::Session;
-use crate::failure::Failure;
-use crate::output::{self, Table};
-use crate::queries::model::{Check, Problem};
-use crate::queries::state::DestinationState;
+use crate::failure::{Code, Failure};
+use crate::output;
+use crate::queries::model::Snapshot;
+use crate::queries::snapshot;
 use crate::screen::theme;
-use outbox_core::words::Word;
-use ratatui::style::Style;
 use ratatui::text::{Line, Span};
-use serde::Deserialize;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
@@ -24,12 +22,18 @@ pub struct StatusArgs {
 
 pub async fn run(context: &CommandContext, args: &StatusArgs) -> Result<ExitCode, Failure> {
     let session = context.reader().await?;
-    let document = document(&session).await?;
-    match context.json {
-        true => context.print_json(&document)?,
-        false => output::print_lines(in_words(&document))?,
-    }
-    let is_well = document["problems"].as_array().is_none_or(Vec::is_empty);
+    let is_well = match context.json {
+        true => {
+            let document = document(&session).await?;
+            context.print_json(&document)?;
+            document["problems"].as_array().is_none_or(Vec::is_empty)
+        }
+        false => {
+            let snapshot = snapshot::read(&session).await?;
+            output::print_lines(in_words(&session, &snapshot)?)?;
+            snapshot.problems.is_ok_and(|problems| problems.is_empty())
+        }
+    };
     Ok(exit_code(is_well || !args.exit_code))
 }
 
@@ -63,145 +67,33 @@ async fn document(session: &Session) -> Result<Value, Failure> {
     }))
 }
 
-fn in_words(document: &Value) -> Vec<Line<'static>> {
-    let mut lines = vec![Line::raw(format!(
-        "outbox {} in database {}, PostgreSQL {}{}",
-        text(document, "extension"),
-        text(document, "database"),
-        text(document, "server"),
-        match document["standby"] == true {
-            true => ", standby: nothing is delivered from here",
-            false => "",
-        }
-    ))];
-    let rows = |part: &str| document[part].as_array().map_or(&[][..], Vec::as_slice);
-    let workers = match rows("workers") {
-        [] => vec![Line::raw("No worker runs in this database.")],
-        rows => workers(rows).lines(),
+fn in_words(session: &Session, snapshot: &Snapshot) -> Result<Vec<Line<'static>>, Failure> {
+    let refused = |why: &String| Failure::new(Code::Refused, why);
+    let status = snapshot.status.as_ref().map_err(refused)?;
+    let problems = snapshot.problems.as_ref().map_err(refused)?;
+    let (database, server) = (&session.database, &session.server_version);
+    let version = session.extension.as_ref().map_or("", |extension| &extension.version);
+    let standby = match snapshot.now.is_standby {
+        true => ", standby: nothing is delivered from here",
+        false => "",
     };
-    let sections = [
-        messages(&document["messages"]).lines(),
-        destinations(rows("destinations")).lines(),
-        workers,
-        problems(&document["problems"]),
+    let mut lines = vec![
+        Line::raw(format!(
+            "outbox {version} in database {database}, PostgreSQL {server}{standby}"
+        )),
+        Line::default(),
     ];
-    for section in sections.into_iter().filter(|section| !section.is_empty()) {
-        lines.push(Line::default());
-        lines.extend(section);
+    lines.extend(board::report(snapshot, status, output::room()));
+    lines.push(Line::default());
+    if problems.is_empty() {
+        lines.push(Line::styled("No known problems.", theme::GOOD));
     }
-    lines
-}
-
-fn messages(messages: &Value) -> Table {
-    let total = |name: &str| match count(messages, name) {
-        none if none.is_empty() => "unknown".into(),
-        count => count,
-    };
-    // The view counts up to 10,000.
-    let dead = match messages["dead"].as_i64() {
-        Some(10_000) => "10,000 or more".into(),
-        _ => count(messages, "dead"),
-    };
-    let style = if messages["dead"].as_i64() > Some(0) {
-        theme::BAD
-    } else {
-        Style::new()
-    };
-    let rate = |name: &str| {
-        let rate = messages[name]
-            .as_f64()
-            .map(|rate| format!("{rate:.1}/s in the last minute"));
-        rate.unwrap_or_default()
-    };
-    let oldest = match age(messages, "oldest_pending_age_s") {
-        none if none.is_empty() => none,
-        oldest => format!("the oldest deliverable one has waited for {oldest}"),
-    };
-    let rows: [[Span; 3]; 5] = [
-        ["pending".into(), total("pending").into(), oldest.into()],
-        ["in flight".into(), total("in_flight").into(), "".into()],
-        ["dead".into(), Span::styled(dead, style), "".into()],
-        [
-            "published".into(),
-            total("published_total").into(),
-            rate("published_per_s").into(),
-        ],
-        [
-            "failed attempts".into(),
-            total("failed_total").into(),
-            rate("failed_per_s").into(),
-        ],
-    ];
-    let [name, number, remark] = [0, 1, 2].map(|n| move |row: &[Span<'static>; 3]| row[n].clone());
-    Table::of(&rows, &[("MESSAGES", &name), (">COUNT", &number), ("", &remark)])
-}
-
-fn state(state: String) -> Span<'static> {
-    let style = theme::state(DestinationState::of_name(&state));
-    Span::styled(state, style)
-}
-
-fn reason(row: &Value) -> Span<'static> {
-    match (text(row, "reason"), text(row, "detail")) {
-        (reason, detail) if detail.is_empty() => reason.into(),
-        (reason, detail) if reason.is_empty() => detail.into(),
-        (reason, detail) => format!("{reason}: {detail}").into(),
-    }
-}
-
-fn destinations(rows: &[Value]) -> Table {
-    let p95 = |row: &Value| row["p95_ms"].as_f64().map(|ms| format!("{ms:.1}")).unwrap_or_default();
-    let columns: &[(_, &dyn Fn(&Value) -> Span<'static>)] = &[
-        ("DESTINATION", &cell(text, "destination")),
-        ("STATE", &|row| state(text(row, "state"))),
-        ("FOR", &cell(age, "since_s")),
-        (">PENDING", &cell(count, "pending")),
-        (">IN FLIGHT", &cell(count, "in_flight")),
-        (">PUBLISHED", &cell(count, "published_total")),
-        (">FAILED", &cell(count, "failed_total")),
-        (">P95 MS", &|row| p95(row).into()),
-        ("DETAIL", &reason),
-    ];
-    Table::of(rows, columns)
-}
-
-fn workers(rows: &[Value]) -> Table {
-    let of_alive = |name: &'static str| {
-        move |row: &Value| {
-            if row["alive"] == true {
-                age(row, name).into()
-            } else {
-                "".into()
-            }
-        }
-    };
-    let columns: &[(_, &dyn Fn(&Value) -> Span<'static>)] = &[
-        ("WORKER", &cell(text, "worker_id")),
-        (">PID", &cell(number, "pid")),
-        ("STATE", &|row| match row["alive"] == true {
-            true => state(text(row, "state")),
-            false => Span::styled("ended", theme::BAD),
-        }),
-        (">PARTITIONS", &cell(count, "partitions")),
-        ("HEARTBEAT TTL", &of_alive("heartbeat_ttl_s")),
-        ("UP FOR", &of_alive("uptime_s")),
-        ("DETAIL", &reason),
-    ];
-    Table::of(rows, columns)
-}
-
-fn problems(rows: &Value) -> Vec<Line<'static>> {
-    let checks: Vec<Check> = Vec::deserialize(rows).unwrap_or_default();
-    if checks.is_empty() {
-        return vec![Line::styled("No known problems.", theme::GOOD)];
-    }
-    let mut lines = vec![Line::styled("PROBLEMS", theme::STRONG)];
-    for problem in Problem::of(&checks) {
+    for problem in problems {
         let title = Span::styled(problem.title(), theme::BAD);
         lines.push(Line::from(vec![title, format!(": {}", problem.problem).into()]));
         if !problem.remedy.is_empty() {
             lines.push(Line::raw(format!("  Fix: {}", problem.remedy)));
         }
     }
-    lines
+    Ok(lines)
 }

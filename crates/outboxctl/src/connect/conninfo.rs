@@ -194,29 +194,24 @@ fn parse_uri(rest: &str) -> Result<Params, String> {
 
 /// The hosts and the ports of the URI, each as a list with commas like the keywords `host` and `port`.
 fn hosts_and_ports(authority: &str) -> Result<(String, String), String> {
-    let mut hosts = Vec::new();
-    let mut ports = Vec::new();
+    let mut pairs = Vec::new();
     for one in authority.split(',') {
-        let (host, port) = match one.strip_prefix('[') {
-            Some(rest) => {
-                let (host, after) = rest.split_once(']').ok_or("an IPv6 address in the URI has no \"]\"")?;
-                let port = match after.strip_prefix(':') {
-                    Some(port) => port,
-                    None if after.is_empty() => "",
-                    None => return Err("the URI has something other than a port after \"]\"".into()),
-                };
-                (host, port)
-            }
+        pairs.push(match one.strip_prefix('[') {
             None => one.split_once(':').unwrap_or((one, "")),
-        };
-        hosts.push(host);
-        ports.push(port);
+            Some(rest) => {
+                let (host, port) = rest.split_once(']').ok_or("an IPv6 address in the URI has no \"]\"")?;
+                match port.strip_prefix(':') {
+                    Some(port) => (host, port),
+                    None if port.is_empty() => (host, ""),
+                    None => return Err("the URI has something other than a port after \"]\"".into()),
+                }
+            }
+        });
     }
-    let join = |list: Vec<&str>| match list.iter().all(|one| one.is_empty()) {
-        true => String::new(),
-        false => list.join(","),
-    };
-    Ok((join(hosts), join(ports)))
+    let (hosts, ports): (Vec<&str>, Vec<&str>) = pairs.into_iter().unzip();
+    // Nothing but commas means the default.
+    let join = |list: Vec<&str>| Some(list.join(",")).filter(|list| !list.trim_matches(',').is_empty());
+    Ok((join(hosts).unwrap_or_default(), join(ports).unwrap_or_default()))
 }
 
 fn split_at_any<'a>(text: &'a str, marks: &[char]) -> (&'a str, &'a str) {

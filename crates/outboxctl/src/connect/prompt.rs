@@ -35,9 +35,10 @@ fn read_hidden(question: &str) -> io::Result<String> {
     let _restore = Restore(before);
     eprint!("{question}");
     stderr().flush()?;
-    let mut typed = String::new();
-    stdin().read_line(&mut typed)?;
-    Ok(typed)
+    // One read has one line, however it ended.
+    let mut line = [0; 4096];
+    let length = rustix::io::read(stdin(), &mut line)?;
+    String::from_utf8(line[..length].to_vec()).map_err(io::Error::other)
 }
 
 /// The settings of the terminal, which are restored when this is dropped.

@@ -1,10 +1,10 @@
 //! Decides where and how to connect, like libpq, from the options, the service file, the environment and the defaults.
-//! The environment is a trait, so that tests need no real one.
+//! The environment is an argument, so that tests need no real one.
 
 use super::args::ConnectArgs;
 use super::conninfo::{self, KEYWORDS, Params};
 use super::service;
-use crate::failure::{Code, Failure};
+use crate::failure::{Code, Failure, with_sources};
 use outbox_core::words::Word;
 use rustls::SupportedProtocolVersion;
 use rustls::version::{TLS12, TLS13};
@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio_postgres::Config;
-use tokio_postgres::config::{ChannelBinding, Host};
+use tokio_postgres::config::Host;
 
 /// The directories of the socket: the default of Debian's libpq, and that of the Postgres project.
 const SOCKET_DIRECTORIES: [&str; 2] = ["/var/run/postgresql", "/tmp"];
@@ -29,17 +29,17 @@ const SYSTEM_ROOTS: [&str; 4] = [
 ];
 
 /// The environment of the process: its variables, files and user.
-pub trait Surroundings {
-    fn variable(&self, name: &str) -> Option<String>;
-    fn read(&self, path: &Path) -> io::Result<String>;
-    fn exists(&self, path: &Path) -> bool;
-    fn home(&self) -> Option<PathBuf>;
-    fn os_user(&self) -> Result<String, String>;
+pub struct Surroundings<'a> {
+    pub variable: &'a dyn Fn(&str) -> Option<String>,
+    pub read: &'a dyn Fn(&Path) -> io::Result<String>,
+    pub exists: &'a dyn Fn(&Path) -> bool,
+    pub home: Option<PathBuf>,
+    pub os_user: Result<String, String>,
 }
 
 /// The hosts to try, and the parameters that are the same for all of them.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct ConnectTarget {
     pub hosts: Vec<ServerAddress>,
     /// Without a host, and with a password only if one was given outside the password file.
     pub config: Config,
@@ -110,69 +110,60 @@ fn usage<T>(message: impl Into<String>) -> Result<T, Failure> {
 
 /// Decides where and how to connect. As in psql, a connection string overrides the options. Both override the service
 /// file, which overrides the environment.
-pub fn target(args: &ConnectArgs, around: &dyn Surroundings) -> Result<Target, Failure> {
+pub fn target(args: &ConnectArgs, around: &Surroundings) -> Result<ConnectTarget, Failure> {
     let params = params(args, around)?;
     refuse_unsupported(&params)?;
     let user = match params.get("user") {
         Some(user) => user.to_owned(),
         None => around
-            .os_user()
+            .os_user
+            .clone()
             .or_else(|problem| usage(format!("could not determine your user name: {problem}; set it with -U")))?,
     };
-    let home = around.home();
-    let in_home = |name: &str| home.as_ref().map(|home| home.join(name));
-    Ok(Target {
+    let in_home = |name: &str| around.home.as_ref().map(|home| home.join(name));
+    Ok(ConnectTarget {
         hosts: hosts(&params, around)?,
         config: config(&params, &user)?,
         passfile: params.get("passfile").map(PathBuf::from).or_else(|| in_home(".pgpass")),
         session: word(&params, "target_session_attrs")?.unwrap_or(SessionWanted::Any),
         tls: tls(&params, around, &in_home)?,
-        time_zone: around.variable("PGTZ").filter(|zone| !zone.is_empty()),
+        time_zone: (around.variable)("PGTZ").filter(|zone| !zone.is_empty()),
     })
 }
 
-/// The parameters that do not depend on the host. A time limit or keepalive of 0 means the default.
+/// The parameters that do not depend on the host, as the driver reads them from a connection string.
 fn config(params: &Params, user: &str) -> Result<Config, Failure> {
-    let name = ["application_name", "fallback_application_name"];
-    let name = name.iter().find_map(|keyword| params.get(keyword));
-    let mut config = Config::new();
-    config
-        .user(user)
-        .dbname(params.get("dbname").unwrap_or(user))
-        .application_name(name.unwrap_or("outboxctl"))
-        .keepalives(number(params, "keepalives")? != Some(0))
-        .channel_binding(match params.get("channel_binding") {
-            None | Some("prefer") => ChannelBinding::Prefer,
-            Some("disable") => ChannelBinding::Disable,
-            Some("require") => ChannelBinding::Require,
-            Some(other) => return usage(format!("unknown channel_binding {other:?}")),
-        });
-    if let Some(options) = params.get("options") {
-        config.options(options);
-    }
-    if let Some(password) = params.get("password") {
-        config.password(password);
-    }
-    let positive = |keyword: &str| Ok::<_, Failure>(number(params, keyword)?.filter(|number| *number > 0));
-    if let Some(seconds) = positive("connect_timeout")? {
-        config.connect_timeout(Duration::from_secs(seconds.unsigned_abs()));
-    }
-    if let Some(seconds) = positive("keepalives_idle")? {
-        config.keepalives_idle(Duration::from_secs(seconds.unsigned_abs()));
-    }
-    if let Some(seconds) = positive("keepalives_interval")? {
-        config.keepalives_interval(Duration::from_secs(seconds.unsigned_abs()));
-    }
-    if let Some(count) = positive("keepalives_count")? {
-        config.keepalives_retries(u32::try_from(count).unwrap_or(u32::MAX));
-    }
-    if let Some(ms) = positive("tcp_user_timeout")? {
-        config.tcp_user_timeout(Duration::from_millis(ms.unsigned_abs()));
+    let name = params
+        .get("application_name")
+        .or_else(|| params.get("fallback_application_name"));
+    let mut given = vec![
+        ("user", Some(user)),
+        ("dbname", params.get("dbname").or(Some(user))),
+        ("application_name", name.or(Some("outboxctl"))),
+        (
+            "keepalives_retries",
+            params.get("keepalives_count").filter(|count| *count != "0"),
+        ),
+    ];
+    let same = ["password", "options", "channel_binding", "connect_timeout"].into_iter();
+    let same = same.chain(["keepalives", "keepalives_idle", "keepalives_interval"]);
+    given.extend(same.map(|keyword| (keyword, params.get(keyword))));
+    let quoted = |text: &str| text.replace('\\', r"\\").replace('\'', r"\'");
+    let words = given
+        .into_iter()
+        .filter_map(|(keyword, value)| Some(format!("{keyword}='{}' ", quoted(value?))));
+    let parsed = words.collect::<String>().parse();
+    let mut config: Config = parsed.or_else(|error: tokio_postgres::Error| usage(with_sources(&error)))?;
+    // In milliseconds; the driver would read seconds.
+    match params.get("tcp_user_timeout").map(|text| (text.trim().parse(), text)) {
+        None | Some((Ok(0), _)) => {}
+        Some((Ok(ms), _)) => _ = config.tcp_user_timeout(Duration::from_millis(ms)),
+        Some((Err(_), text)) => return usage(format!("tcp_user_timeout {text:?} is not a number")),
     }
     Ok(config)
 }
 
-fn params(args: &ConnectArgs, around: &dyn Surroundings) -> Result<Params, Failure> {
+fn params(args: &ConnectArgs, around: &Surroundings) -> Result<Params, Failure> {
     let mut params = Params::default();
     let options = [("host", &args.host), ("port", &args.port), ("user", &args.user)];
     for (keyword, value) in options {
@@ -191,7 +182,7 @@ fn params(args: &ConnectArgs, around: &dyn Surroundings) -> Result<Params, Failu
     }
     let service = match params.get("service") {
         Some(name) => Some(name.to_owned()),
-        None => around.variable("PGSERVICE").filter(|name| !name.is_empty()),
+        None => (around.variable)("PGSERVICE").filter(|name| !name.is_empty()),
     };
     if let Some(service) = service {
         let mut found = service_section(&service, around)?;
@@ -199,32 +190,29 @@ fn params(args: &ConnectArgs, around: &dyn Surroundings) -> Result<Params, Failu
         params = found;
     }
     for (keyword, variable) in KEYWORDS.iter().filter(|(_, variable)| !variable.is_empty()) {
-        if let Some(value) = around.variable(variable)
+        if let Some(value) = (around.variable)(variable)
             && !params.has(keyword)
         {
             params.set(keyword, value);
         }
     }
-    if !params.has("sslmode")
-        && around
-            .variable("PGREQUIRESSL")
-            .is_some_and(|value| value.starts_with('1'))
-    {
+    let requires_tls = (around.variable)("PGREQUIRESSL").is_some_and(|value| value.starts_with('1'));
+    if requires_tls && !params.has("sslmode") {
         params.set("sslmode", "require");
     }
     Ok(params)
 }
 
 /// Finds a service in the user's service file, then in the system's.
-fn service_section(service: &str, around: &dyn Surroundings) -> Result<Params, Failure> {
-    let set = |name: &str| around.variable(name).filter(|value| !value.is_empty());
+fn service_section(service: &str, around: &Surroundings) -> Result<Params, Failure> {
+    let set = |name: &str| (around.variable)(name).filter(|value| !value.is_empty());
     let named = set("PGSERVICEFILE").map(PathBuf::from);
     let users = named
         .clone()
-        .or_else(|| around.home().map(|home| home.join(".pg_service.conf")));
+        .or_else(|| around.home.as_ref().map(|home| home.join(".pg_service.conf")));
     let system = set("PGSYSCONFDIR").unwrap_or_else(|| SYSTEM_CONFIGURATION.into());
     for path in users.into_iter().chain([Path::new(&system).join("pg_service.conf")]) {
-        match around.read(&path) {
+        match (around.read)(&path) {
             Ok(text) => match service::section(&text, service) {
                 Ok(Some(params)) => return Ok(params),
                 Ok(None) => {}
@@ -269,16 +257,6 @@ fn refuse_unsupported(params: &Params) -> Result<(), Failure> {
     Ok(())
 }
 
-fn number(params: &Params, keyword: &str) -> Result<Option<i64>, Failure> {
-    let Some(text) = params.get(keyword) else {
-        return Ok(None);
-    };
-    match text.trim().parse() {
-        Ok(number) => Ok(Some(number)),
-        Err(_) => usage(format!("{keyword} {text:?} is not a number")),
-    }
-}
-
 fn word<W: Word>(params: &Params, keyword: &str) -> Result<Option<W>, Failure> {
     let Some(text) = params.get(keyword) else {
         return Ok(None);
@@ -291,7 +269,7 @@ fn word<W: Word>(params: &Params, keyword: &str) -> Result<Option<W>, Failure> {
 }
 
 /// The hosts from the lists in `host`, `hostaddr` and `port`, separated by commas. A single port applies to all hosts.
-fn hosts(params: &Params, around: &dyn Surroundings) -> Result<Vec<ServerAddress>, Failure> {
+fn hosts(params: &Params, around: &Surroundings) -> Result<Vec<ServerAddress>, Failure> {
     let list = |keyword: &str| -> Vec<&str> {
         let text = params.get(keyword).into_iter();
         text.flat_map(|text| text.split(',')).map(str::trim).collect()
@@ -324,7 +302,7 @@ fn hosts(params: &Params, around: &dyn Surroundings) -> Result<Vec<ServerAddress
             }
             Some(name) => Host::Tcp(name),
             None => {
-                let has_socket = |dir: &&&str| around.exists(&Path::new(**dir).join(format!(".s.PGSQL.{port}")));
+                let has_socket = |dir: &&&str| (around.exists)(&Path::new(**dir).join(format!(".s.PGSQL.{port}")));
                 let found = SOCKET_DIRECTORIES.iter().find(has_socket);
                 Host::Unix(found.unwrap_or(&SOCKET_DIRECTORIES[0]).into())
             }
@@ -343,7 +321,7 @@ fn hosts(params: &Params, around: &dyn Surroundings) -> Result<Vec<ServerAddress
 
 fn tls(
     params: &Params,
-    around: &dyn Surroundings,
+    around: &Surroundings,
     in_home: &dyn Fn(&str) -> Option<PathBuf>,
 ) -> Result<TlsParams, Failure> {
     let system = params.get("sslrootcert") == Some("system");
@@ -359,7 +337,7 @@ fn tls(
         params
             .get(keyword)
             .map(PathBuf::from)
-            .or_else(|| in_home(default).filter(|path| around.exists(path)))
+            .or_else(|| in_home(default).filter(|path| (around.exists)(path)))
     };
     let roots = match existing("sslrootcert", ".postgresql/root.crt") {
         _ if system => Some(system_roots(around)?),
@@ -395,10 +373,10 @@ fn tls(
     })
 }
 
-fn system_roots(around: &dyn Surroundings) -> Result<PathBuf, Failure> {
-    let named = around.variable("SSL_CERT_FILE").map(PathBuf::from);
+fn system_roots(around: &Surroundings) -> Result<PathBuf, Failure> {
+    let named = (around.variable)("SSL_CERT_FILE").map(PathBuf::from);
     let mut files = named.into_iter().chain(SYSTEM_ROOTS.map(PathBuf::from));
-    files.find(|path| around.exists(path)).ok_or_else(|| {
+    files.find(|path| (around.exists)(path)).ok_or_else(|| {
         Failure::new(Code::CannotConnect, "this system has no file of trusted certificates")
             .hint("Install the package ca-certificates, or name a file with sslrootcert.")
     })

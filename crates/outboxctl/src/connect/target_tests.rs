@@ -9,30 +9,6 @@ struct FakeEnvironment {
     files: HashMap<&'static str, &'static str>,
 }
 
-impl Surroundings for FakeEnvironment {
-    fn variable(&self, name: &str) -> Option<String> {
-        self.variables.get(name).map(|value| (*value).to_owned())
-    }
-
-    fn read(&self, path: &Path) -> io::Result<String> {
-        let text = self.files.get(path.to_str().expect("UTF-8"));
-        text.map(|text| (*text).to_owned())
-            .ok_or_else(|| io::ErrorKind::NotFound.into())
-    }
-
-    fn exists(&self, path: &Path) -> bool {
-        self.read(path).is_ok()
-    }
-
-    fn home(&self) -> Option<PathBuf> {
-        Some("/home/me".into())
-    }
-
-    fn os_user(&self) -> Result<String, String> {
-        Ok("me".into())
-    }
-}
-
 impl FakeEnvironment {
     fn with(variables: &[(&'static str, &'static str)], files: &[(&'static str, &'static str)]) -> Self {
         Self {
@@ -42,6 +18,22 @@ impl FakeEnvironment {
     }
 }
 
+fn target(args: &ConnectArgs, around: &FakeEnvironment) -> Result<ConnectTarget, Failure> {
+    let file = |path: &Path| around.files.get(path.to_str().expect("UTF-8")).copied();
+    let around = Surroundings {
+        variable: &|name| around.variables.get(name).map(|value| (*value).to_owned()),
+        read: &|path| {
+            file(path)
+                .map(str::to_owned)
+                .ok_or_else(|| io::ErrorKind::NotFound.into())
+        },
+        exists: &|path| file(path).is_some(),
+        home: Some("/home/me".into()),
+        os_user: Ok("me".into()),
+    };
+    super::target(args, &around)
+}
+
 fn args(dbname: &str) -> ConnectArgs {
     ConnectArgs {
         dbname: Some(dbname.to_owned()).filter(|name| !name.is_empty()),
@@ -49,7 +41,7 @@ fn args(dbname: &str) -> ConnectArgs {
     }
 }
 
-fn of(dbname: &str, around: &FakeEnvironment) -> Target {
+fn of(dbname: &str, around: &FakeEnvironment) -> ConnectTarget {
     target(&args(dbname), around).unwrap_or_else(|failure| panic!("{dbname}: {failure}"))
 }
 

@@ -38,30 +38,40 @@ pub struct BulkCriteria {
     pub seq_to: Option<i64>,
 }
 
-/// The criteria for the messages. A criterion that is `None` matches all messages.
-#[derive(Clone, Debug, Default)]
+/// The criteria for the messages, as options of `retry` and `discard`. A criterion that is `None` matches all messages.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
 pub struct Choice {
-    pub criteria: BulkCriteria,
-    /// The destination of the messages; for a replay, the one to which they were published.
+    /// Only messages to this destination
+    // For a replay: that were published to it.
+    #[arg(long)]
     pub destination: Option<String>,
-    /// For a replay: the destination to send them to.
-    pub to_destination: Option<String>,
-    /// For dead letters: a LIKE pattern for the last error.
+    #[command(flatten)]
+    pub criteria: BulkCriteria,
+    /// Only with an error LIKE this
+    #[arg(long, value_name = "PATTERN")]
     pub error_like: Option<String>,
-    /// For dead letters: they have fewer attempts than this.
+    /// Only with fewer attempts than this
+    #[arg(long, value_name = "N")]
     pub attempts_below: Option<i32>,
-    /// The start of a time range: of when dead letters were given up; for a replay, of when the events were created.
+    /// Only those that became dead letters since this time: a time, or an age (90s, 15m, 2h, 7d)
+    // For a replay: whose events were created since then.
+    #[arg(long, value_name = "WHEN")]
     pub since: Option<When>,
-    /// The end of that time range.
+    /// Only those that became dead letters before this time
+    #[arg(long, value_name = "WHEN")]
     pub until: Option<When>,
+    /// For a replay: the destination to send them to.
+    #[arg(skip)]
+    pub to_destination: Option<String>,
     /// The most messages to act on; `None` means no limit.
+    #[arg(skip)]
     pub max_rows: Option<i32>,
 }
 
 /// Whether a call passes the arguments that have no value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Arguments {
-    /// The call passes only the arguments with a value: it is shown to people.
+    /// The call passes only the arguments with a value: it is shown to the user.
     Given,
     /// The call passes every argument with its type: it is run. Other roles may create functions in the schema of the
     /// extension, but none of them can match such a call better.

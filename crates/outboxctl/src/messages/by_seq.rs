@@ -2,25 +2,13 @@
 //! messages match, the query searches all of them.
 
 use super::filter::Filter;
-use super::page::{self, Candidates, FetchOnce, MessageRow, Order, Position, RowSource, events_for};
+use super::page::{self, Candidates, FetchOnce, MessageRow, PageOrder, Position, RowSource, events_for};
 use super::sql::Sql;
 use crate::queries::message::MessageTable;
 use crate::queries::state::MessageStatus;
 use clap::Args;
 use outbox_core::words::Word;
 use serde::Deserialize;
-
-/// The statuses without --status. Dead letters are included, because an operator must decide about each.
-const NOT_ENDED: [MessageStatus; 6] = [
-    MessageStatus::Ready,
-    MessageStatus::InFlight,
-    MessageStatus::Retrying,
-    MessageStatus::Blocked,
-    MessageStatus::Scheduled,
-    MessageStatus::Dead,
-];
-
-const ENDED: [MessageStatus; 2] = [MessageStatus::Published, MessageStatus::Discarded];
 
 /// The options of `list`: the criteria and the page.
 #[derive(Args, Clone, Debug)]
@@ -45,10 +33,11 @@ pub struct BySeq {
 pub async fn page<S: FetchOnce>(session: &S, request: &BySeq) -> Result<Vec<MessageRow>, S::Error> {
     let events = events_for(session, &request.filter).await?;
     let mut rows = Vec::new();
-    if request.wants(&NOT_ENDED) {
-        rows = request.found(session, &request.current(events), events).await?;
+    let current = request.current(events);
+    if !current.is_empty() {
+        rows = request.found(session, &current, events).await?;
     }
-    if request.wants(&ENDED) {
+    if request.wants(MessageTable::History) {
         rows.extend(request.history(session, events).await?);
     }
     request.sort_and_cut(&mut rows);
@@ -67,20 +56,25 @@ impl BySeq {
         let filter = &self.filter;
         let is_selective =
             filter.key.is_some() || filter.error_like.is_some() || filter.since.is_some() || filter.word.is_some();
-        !is_selective && self.wants(&[MessageStatus::Ready])
+        !is_selective && self.wanted(MessageTable::Outbox).contains(&MessageStatus::Ready)
     }
 
     fn limit(&self) -> usize {
         usize::try_from(self.limit).unwrap_or(usize::MAX)
     }
 
-    fn wants(&self, statuses: &[MessageStatus]) -> bool {
-        let wanted = match (self.statuses.is_empty(), &self.filter.id) {
-            (true, Some(_)) => return true,
-            (true, None) => &NOT_ENDED,
-            (false, _) => self.statuses.as_slice(),
+    fn wants(&self, table: MessageTable) -> bool {
+        !self.wanted(table).is_empty()
+    }
+
+    /// The wanted statuses of the messages in a table. Without --status dead letters are included, because an operator
+    /// must decide about each.
+    fn wanted(&self, table: MessageTable) -> Vec<MessageStatus> {
+        let is_wanted = |status: &MessageStatus| match self.statuses.is_empty() {
+            true => self.filter.id.is_some() || !status.has_ended(),
+            false => self.statuses.contains(status),
         };
-        wanted.iter().any(|status| statuses.contains(status))
+        table.statuses().filter(is_wanted).collect()
     }
 
     async fn found<S: FetchOnce>(&self, session: &S, rows: &Sql, events: bool) -> Result<Vec<MessageRow>, S::Error> {
@@ -92,7 +86,7 @@ impl BySeq {
     }
 
     fn position<'a>(&self, after: &'a [String]) -> Position<'a> {
-        let order = Order {
+        let order = PageOrder {
             keys: &[("seq", "bigint")],
             descending: self.newest_first,
         };
@@ -101,79 +95,62 @@ impl BySeq {
 
     /// The messages that have not ended, and the dead letters.
     fn current(&self, events: bool) -> Sql {
-        const OF_OUTBOX: [MessageStatus; 2] = [MessageStatus::Ready, MessageStatus::InFlight];
-        const OF_WAITING: [MessageStatus; 3] = [
-            MessageStatus::Retrying,
-            MessageStatus::Blocked,
-            MessageStatus::Scheduled,
-        ];
         let after: Vec<String> = self.after.iter().map(i64::to_string).collect();
         let position = self.position(&after);
         let limit = self.limit();
-        let plain = |table: MessageTable, of: &[MessageStatus]| {
+        let plain = |table: MessageTable| {
             let source = RowSource::new(table);
-            position.rows(&source, &self.conditions(&source, of, events), limit)
+            position.rows(&source, &self.conditions(&source, events), limit)
         };
         let mut parts = Vec::new();
-        if self.wants(&OF_OUTBOX) {
+        if self.wants(MessageTable::Outbox) {
+            let mut source = RowSource::new(MessageTable::Outbox);
             let lanes = self.filter.of_lane(|column| format!("l.{column}"));
             parts.push(match (self.is_along_an_index(), self.filter.asks_for_events()) {
                 (true, false) => {
-                    let source = RowSource::new(MessageTable::Outbox);
-                    position.rows_of_lanes(&source, &lanes, &self.conditions(&source, &OF_OUTBOX, events), limit)
+                    position.rows_of_lanes(&source, &lanes, &self.conditions(&source, events), limit)
                 }
                 (true, true) => {
                     // Read the events in order of seq, and look up their messages in `outbox`, whose index begins with
                     // the lane.
-                    let source = RowSource {
-                        table: MessageTable::Outbox,
-                        from: "outbox_events e cross join outbox_internal.first_pending l cross join lateral (
+                    source.from = "outbox_events e cross join outbox_internal.first_pending l cross join lateral (
     select * from outbox x where x.destination = l.destination and x.partition = l.partition and x.seq = e.seq offset 0) t"
-                            .into(),
-                        seq: "e.seq",
-                    };
+                        .into();
+                    source.seq = "e.seq";
                     let mut conditions = Sql::new("\n  and e.seq >= (select min(f.seq) from outbox_internal.first_pending f)");
                     conditions
                         .append(&self.filter.on_events())
                         .append(&lanes)
-                        .append(&self.conditions_on_messages(&source, &OF_OUTBOX));
+                        .append(&self.conditions_on_messages(&source));
                     position.rows(&source, &conditions, limit)
                 }
-                (false, _) => plain(MessageTable::Outbox, &OF_OUTBOX),
+                (false, _) => plain(MessageTable::Outbox),
             });
         }
-        if self.wants(&OF_WAITING) {
-            parts.push(plain(MessageTable::Waiting, &OF_WAITING));
-        }
-        if self.wants(&[MessageStatus::Dead]) {
-            parts.push(plain(MessageTable::Dead, &[MessageStatus::Dead]));
-        }
+        let others = [MessageTable::Waiting, MessageTable::Dead].into_iter();
+        parts.extend(others.filter(|table| self.wants(*table)).map(plain));
         let mut rows = Sql::default();
         for part in &parts {
-            rows.push(if rows.is_empty() { "(" } else { "\nunion all (" })
-                .append(part)
-                .push(")");
+            let before = if rows.is_empty() { "(" } else { "\nunion all (" };
+            rows.push(before).append(part).push(")");
         }
         rows
     }
 
-    /// The conditions on the rows of a table whose rows have the statuses `of`.
-    fn conditions(&self, source: &RowSource, of: &[MessageStatus], events: bool) -> Sql {
-        let mut sql = self.conditions_on_messages(source, of);
+    fn conditions(&self, source: &RowSource, events: bool) -> Sql {
+        let mut sql = self.conditions_on_messages(source);
         sql.append(&self.filter.of_event(|column| source.name(column), events));
         sql
     }
 
-    fn conditions_on_messages(&self, source: &RowSource, of: &[MessageStatus]) -> Sql {
-        let ended = |status: &MessageStatus| status.has_ended() || *status == MessageStatus::Dead;
-        let since = if of.iter().all(ended) {
-            "ended_at"
-        } else {
-            "enqueued_at"
+    fn conditions_on_messages(&self, source: &RowSource) -> Sql {
+        let since = match source.table {
+            MessageTable::Outbox | MessageTable::Waiting => "enqueued_at",
+            MessageTable::Dead | MessageTable::History => "ended_at",
         };
         let mut sql = self.filter.of_message(|column| source.name(column), since);
-        let wanted: Vec<MessageStatus> = of.iter().copied().filter(|status| self.wants(&[*status])).collect();
-        if wanted.len() < of.len() {
+        let wanted = self.wanted(source.table);
+        if wanted.len() < source.table.statuses().count() {
             let words: Vec<String> = wanted.iter().map(|status| format!("'{}'", status.name())).collect();
             sql.push(&format!("\n  and {} in ({})", source.name("status"), words.join(", ")));
         }
@@ -183,11 +160,11 @@ impl BySeq {
     /// The messages that have ended. They are read by ranges of seq from the start of the page until it is full.
     async fn history<S: FetchOnce>(&self, session: &S, events: bool) -> Result<Vec<MessageRow>, S::Error> {
         #[derive(Deserialize)]
-        struct SeqRows {
+        struct SeqRange {
             lowest: i64,
             highest: i64,
         }
-        let mut seqs = SeqRows { lowest: 1, highest: 0 };
+        let mut seqs = SeqRange { lowest: 1, highest: 0 };
         // Without events the range of the seqs is unknown, so all of the history is read as one range.
         if events {
             let sql = "select coalesce(min(seq), 1) as lowest, coalesce(max(seq), 0) as highest from outbox_events";
@@ -196,7 +173,7 @@ impl BySeq {
         let ended = RowSource::new(MessageTable::History);
         let mut rows = Vec::new();
         for (from, to) in self.ranges(seqs.lowest, seqs.highest) {
-            let mut conditions = self.conditions(&ended, &ENDED, events);
+            let mut conditions = self.conditions(&ended, events);
             conditions.push("\n  and t.seq between ").value(from, "bigint");
             conditions.push(" and ").value(to, "bigint");
             let part = self.position(&[]).rows(&ended, &conditions, self.limit());

@@ -53,7 +53,7 @@ impl Filter {
     /// Whether the criteria need the event, not only the message. A word does not: it is also searched for in messages
     /// alone.
     pub fn asks_for_events(&self) -> bool {
-        self.id.is_some() || self.has_event_columns()
+        self.id.is_some() || !self.on_events().is_empty()
     }
 
     /// Whether a message that the index finds may still be excluded by its event or the word.
@@ -61,34 +61,18 @@ impl Filter {
         self.asks_for_events() || self.word.is_some()
     }
 
-    fn has_event_columns(&self) -> bool {
-        let columns = [
-            &self.event_type,
-            &self.aggregate_type,
-            &self.aggregate_id,
-            &self.correlation_id,
-        ];
-        columns.into_iter().any(Option::is_some)
-    }
-
     /// The conditions on messages. `name` maps a column to its name in the statement; `since` is the time column to
     /// compare.
     pub fn of_message(&self, name: impl Fn(&str) -> String, since: &str) -> Sql {
         let mut sql = self.of_lane(&name);
-        equal(&mut sql, &name("key"), &self.key, "text");
-        equal(&mut sql, &name("seq"), &self.seq, "bigint");
-        if let Some(id) = &self.id {
-            sql.push(&format!(
-                "\n  and {} = (select e.seq from outbox_events e where e.id = ",
-                name("seq")
-            ))
-            .value(id, "uuid")
-            .push(")");
+        compare(&mut sql, &name("key"), "=", &self.key, "text");
+        compare(&mut sql, &name("seq"), "=", &self.seq, "bigint");
+        let of_event = format!("{} = (select e.seq from outbox_events e where e.id", name("seq"));
+        if self.id.is_some() {
+            compare(&mut sql, &of_event, "=", &self.id, "uuid");
+            sql.push(")");
         }
-        if let Some(pattern) = &self.error_like {
-            sql.push(&format!("\n  and {} like ", name("last_error")))
-                .value(pattern, "text");
-        }
+        compare(&mut sql, &name("last_error"), "like", &self.error_like, "text");
         if let Some(when) = &self.since {
             sql.push(&format!("\n  and {} >= ", name(since))).append(&when.sql());
         }
@@ -102,19 +86,20 @@ impl Filter {
         let mut sql = Sql::default();
         let seq = name("seq");
         let event = format!("exists (select from outbox_events e where e.seq = {seq}");
-        if self.has_event_columns() {
+        let of_event = self.on_events();
+        if !of_event.is_empty() {
             sql.push(&format!("\n  and {event}"))
-                .append(&self.on_events())
+                .append(&of_event)
                 .push(" offset 0)");
         }
         if let Some(word) = &self.word {
+            const COLUMNS: &str = "e.type, e.aggregate_type, e.aggregate_id, e.correlation_id, e.actor, e.id::text";
             sql.push(&format!("\n  and ({} = ", name("key"))).value(word, "text");
-            sql.push(&format!(" or {} ilike ", name("last_error")))
-                .value(containing(word), "text");
+            sql.push(&format!(" or {} ilike ", name("last_error")));
+            sql.value(containing(word), "text");
             if reads_events {
-                sql.push(&format!(" or {event} and ")).value(word, "text").push(
-                    " in (e.type, e.aggregate_type, e.aggregate_id, e.correlation_id, e.actor, e.id::text) offset 0)",
-                );
+                sql.push(&format!(" or {event} and ")).value(word, "text");
+                sql.push(&format!(" in ({COLUMNS}) offset 0)"));
             }
             sql.push(")");
         }
@@ -124,26 +109,27 @@ impl Filter {
     /// The conditions on the events `e`.
     pub fn on_events(&self) -> Sql {
         let mut sql = Sql::default();
-        equal(&mut sql, "e.type", &self.event_type, "text");
-        equal(&mut sql, "e.aggregate_type", &self.aggregate_type, "text");
-        equal(&mut sql, "e.aggregate_id", &self.aggregate_id, "text");
-        equal(&mut sql, "e.correlation_id", &self.correlation_id, "text");
+        compare(&mut sql, "e.type", "=", &self.event_type, "text");
+        compare(&mut sql, "e.aggregate_type", "=", &self.aggregate_type, "text");
+        compare(&mut sql, "e.aggregate_id", "=", &self.aggregate_id, "text");
+        compare(&mut sql, "e.correlation_id", "=", &self.correlation_id, "text");
         sql
     }
 
     /// The conditions on messages or lanes. `name` maps a column to its name in the statement.
     pub fn of_lane(&self, name: impl Fn(&str) -> String) -> Sql {
         let mut sql = Sql::default();
-        equal(&mut sql, &name("destination"), &self.destination, "text");
+        compare(&mut sql, &name("destination"), "=", &self.destination, "text");
         let partition = self.partition.map(Partition::as_i16);
-        equal(&mut sql, &name("partition"), &partition, "smallint");
+        compare(&mut sql, &name("partition"), "=", &partition, "smallint");
         sql
     }
 }
 
-fn equal(sql: &mut Sql, column: &str, value: &Option<impl ToString>, kind: &'static str) {
+fn compare(sql: &mut Sql, column: &str, operator: &str, value: &Option<impl ToString>, kind: &'static str) {
     if let Some(value) = value {
-        sql.push(&format!("\n  and {column} = ")).value(value.to_string(), kind);
+        sql.push(&format!("\n  and {column} {operator} "))
+            .value(value.to_string(), kind);
     }
 }
 

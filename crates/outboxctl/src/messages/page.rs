@@ -49,25 +49,25 @@ impl MessageRow {
 
 /// The result of one statement.
 #[derive(Default, Deserialize)]
-pub struct Found {
+pub struct FoundRows {
     pub rows: Vec<MessageRow>,
     /// The cursor at which the search ended, if it ended at its bound.
     pub horizon: Option<Vec<String>>,
 }
 
 /// Runs a statement of a `Position`.
-pub async fn found<S: FetchOnce>(session: &S, statement: &Sql) -> Result<Found, S::Error> {
+pub async fn found<S: FetchOnce>(session: &S, statement: &Sql) -> Result<FoundRows, S::Error> {
     Ok(session.fetch_once(statement).await?.pop().unwrap_or_default())
 }
 
 /// The columns of messages by which a page is sorted, each with its type. An index covers the first of them.
 #[derive(Clone, Copy)]
-pub struct Order {
+pub struct PageOrder {
     pub keys: &'static [(&'static str, &'static str)],
     pub descending: bool,
 }
 
-impl Order {
+impl PageOrder {
     fn columns(self, column: impl Fn(&str) -> String) -> String {
         let columns: Vec<String> = self.keys.iter().map(|(name, _)| column(name)).collect();
         columns.join(", ")
@@ -115,7 +115,7 @@ const COLUMNS: &str = "seq destination partition key status attempts available_a
 /// Where a page begins, and the order of its rows.
 #[derive(Clone, Copy)]
 pub struct Position<'a> {
-    pub order: Order,
+    pub order: PageOrder,
     pub after: &'a [String],
 }
 
@@ -221,8 +221,8 @@ impl Candidates {
     }
 
     /// The first `most` rows. If there are that many, more rows may follow.
-    pub fn first(rows: &Sql, most: usize, order: Order) -> Self {
-        let last = Order {
+    pub fn first(rows: &Sql, most: usize, order: PageOrder) -> Self {
+        let last = PageOrder {
             descending: !order.descending,
             ..order
         };
@@ -259,12 +259,12 @@ impl Candidates {
 /// Whether this role may read events and no custom source is set.
 pub async fn events_are_readable<S: FetchOnce>(session: &S) -> Result<bool, S::Error> {
     #[derive(Deserialize)]
-    struct Answer {
+    struct EventsReadable {
         readable: bool,
     }
     let sql =
         "select has_table_privilege('outbox_events', 'select') and not exists (select from outbox_source) as readable";
-    let answer: Vec<Answer> = session.fetch_once(&Sql::new(sql)).await?;
+    let answer: Vec<EventsReadable> = session.fetch_once(&Sql::new(sql)).await?;
     Ok(answer.first().is_some_and(|answer| answer.readable))
 }
 

@@ -1,4 +1,4 @@
-//! A statement that can be run, with its values as parameters, and shown to an operator, with the values as literals.
+//! A statement that can be run, with its values as parameters, and shown to the user, with the values as literals.
 
 use std::fmt::Write;
 

@@ -3,7 +3,7 @@
 //! full; it reports how far it came, and the next page continues from there.
 
 use super::filter::Filter;
-use super::page::{self, Candidates, FetchOnce, MessageRow, Order, Position, RowSource, events_for};
+use super::page::{self, Candidates, FetchOnce, MessageRow, PageOrder, Position, RowSource, events_for};
 use super::sql::Sql;
 use crate::format::duration;
 use crate::queries::message::MessageTable;
@@ -35,7 +35,7 @@ impl MessageStatus {
         self.order(reversed).descending
     }
 
-    fn order(self, reversed: bool) -> Order {
+    fn order(self, reversed: bool) -> PageOrder {
         const SEQ: (&str, &str) = ("seq", "bigint");
         const DESTINATION: (&str, &str) = ("destination", "text");
         let (keys, descending): (&[_], _) = match self {
@@ -44,7 +44,7 @@ impl MessageStatus {
             Self::Blocked => (&[DESTINATION, ("partition", "smallint"), ("key", "text"), SEQ], false),
             Self::Published | Self::Dead | Self::Discarded => (&[("ended_at", "timestamptz"), SEQ, DESTINATION], true),
         };
-        Order {
+        PageOrder {
             keys,
             descending: descending != (reversed && self.can_reverse()),
         }
@@ -143,41 +143,33 @@ fn candidates(
         ..Filter::default()
     };
     let mut conditions = only.of_message(|column| format!("t.{column}"), since);
-    let in_flight = MessageStatus::InFlight.name();
-    let candidates = match tab {
-        MessageStatus::Ready | MessageStatus::InFlight => {
-            let source = RowSource::new(MessageTable::Outbox);
-            if tab == MessageStatus::Ready {
-                conditions.push(&format!("\n  and {} <> '{in_flight}'", source.name("status")));
-            }
-            let lanes = filter.of_lane(|column| format!("l.{column}"));
-            let mut candidates =
-                Candidates::first_of_lanes(&position.rows_of_lanes(&source, &lanes, &conditions, most), most);
-            if tab == MessageStatus::InFlight {
-                // Messages in flight are among the first of their lane.
-                filters.push(&format!("\n  and c.status = '{in_flight}'"));
-                candidates.horizon = "null::text[]".into();
-            }
-            candidates
+    let (table, condition) = match tab {
+        MessageStatus::Ready => {
+            let status = MessageTable::Outbox.column("status");
+            (MessageTable::Outbox, Some(format!("{status} <> 'in flight'")))
         }
-        MessageStatus::Dead => Candidates::first(
-            &position.rows(&RowSource::new(MessageTable::Dead), &conditions, most),
-            most,
-            position.order,
-        ),
-        _ => {
-            conditions.push(match tab {
-                MessageStatus::Blocked => "\n  and t.state = 'g'",
-                _ => "\n  and t.due_at is not null",
-            });
-            filters.push(&format!("\n  and c.status = '{}'", tab.name()));
-            Candidates::first(
-                &position.rows(&RowSource::new(MessageTable::Waiting), &conditions, most),
-                most,
-                position.order,
-            )
-        }
+        MessageStatus::InFlight => (MessageTable::Outbox, None),
+        MessageStatus::Dead => (MessageTable::Dead, None),
+        MessageStatus::Blocked => (MessageTable::Waiting, Some("t.state = 'g'".into())),
+        _ => (MessageTable::Waiting, Some("t.due_at is not null".into())),
     };
+    if let Some(condition) = condition {
+        conditions.push(&format!("\n  and {condition}"));
+    }
+    if !matches!(tab, MessageStatus::Ready | MessageStatus::Dead) {
+        filters.push(&format!("\n  and c.status = '{}'", tab.name()));
+    }
+    let source = RowSource::new(table);
+    let mut candidates = match is_of_lanes(tab) {
+        true => {
+            let lanes = filter.of_lane(|column| format!("l.{column}"));
+            Candidates::first_of_lanes(&position.rows_of_lanes(&source, &lanes, &conditions, most), most)
+        }
+        false => Candidates::first(&position.rows(&source, &conditions, most), most, position.order),
+    };
+    if tab == MessageStatus::InFlight {
+        candidates.horizon = "null::text[]".into(); // they are among the first of their lane
+    }
     filters.append(&filter.of_event(|column| format!("c.{column}"), reads_events));
     (candidates, filters)
 }

@@ -2,8 +2,9 @@
 
 use outbox_core::words::Word;
 use outbox_worker::State;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::marker::PhantomData;
 
 /// The values of `outbox_destination_status.state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,60 +73,39 @@ impl MessageStatus {
 
 /// A word from a view. A newer extension may have words that this program does not know. Such a word is shown
 /// unchanged, and equals no known word.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Parsed<T> {
-    Known(T),
-    Other(String),
-}
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(transparent)]
+pub struct Parsed<T>(String, #[serde(skip)] PhantomData<T>);
 
 impl<T: Word> Parsed<T> {
     pub fn as_str(&self) -> &str {
-        match self {
-            Self::Known(word) => word.name(),
-            Self::Other(word) => word,
-        }
+        &self.0
     }
 
     pub fn known(&self) -> Option<T> {
-        match self {
-            Self::Known(word) => Some(*word),
-            Self::Other(_) => None,
-        }
+        T::of_name(&self.0)
     }
 
     pub fn is(&self, word: T) -> bool {
-        self.known() == Some(word)
+        self.0 == word.name()
+    }
+}
+
+impl<T> fmt::Display for Parsed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 
 impl<T> Default for Parsed<T> {
     fn default() -> Self {
-        Self::Other(String::new())
+        Self(String::new(), PhantomData)
     }
 }
 
-impl<T> From<T> for Parsed<T> {
+impl<T: Word> From<T> for Parsed<T> {
     fn from(word: T) -> Self {
-        Self::Known(word)
-    }
-}
-
-impl<T: Word> fmt::Display for Parsed<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl<'de, T: Word> Deserialize<'de> for Parsed<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let word = String::deserialize(deserializer)?;
-        Ok(T::of_name(&word).map_or(Self::Other(word), Self::Known))
-    }
-}
-
-impl<T: Word> Serialize for Parsed<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
+        Self(word.name().to_owned(), PhantomData)
     }
 }
 

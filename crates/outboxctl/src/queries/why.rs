@@ -43,12 +43,12 @@ const FIRST: &str = "
 /// The first reason of each message of a list, by seq and destination. `rows` have the columns of outbox_messages.
 pub async fn of_list<S: Fetch + Sync>(session: &S, rows: Value) -> Result<HashMap<(i64, String), String>, S::Error> {
     #[derive(Deserialize)]
-    struct First {
+    struct FirstReason {
         seq: i64,
         destination: String,
         why: String,
     }
-    let found: Vec<First> = session.fetch(FIRST, &[&rows.to_string()]).await?;
+    let found: Vec<FirstReason> = session.fetch(FIRST, &[&rows.to_string()]).await?;
     let found = found.into_iter().map(|row| ((row.seq, row.destination), row.why));
     Ok(found.collect())
 }

@@ -84,7 +84,7 @@ pub fn restore() {
     }
 }
 
-/// A panic on any thread prints its message to the terminal: it must be the screen that the person keeps.
+/// A panic on any thread prints its message to the terminal: it must be the screen that the user keeps.
 fn restore_at_a_panic() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -105,7 +105,7 @@ const UNTOUCHED: u8 = 0;
 const TAKEN: u8 = 1;
 const GIVEN_BACK: u8 = 2;
 
-/// The size of the buffer of a frame, so that it is written at once.
+/// The size of the buffer of a frame, so that it is written in one piece.
 const FRAME_BYTES: usize = 64 * 1024;
 
 /// How soon a waiting writer notices that the terminal was given back.
@@ -124,7 +124,7 @@ fn open_tty() -> io::Result<File> {
     Ok(open("/dev/tty", flags, Mode::empty())?.into())
 }
 
-/// Held for a moment only: the terminal may have been given back already.
+/// Held for a moment only: the terminal may have been given back by then.
 fn wait_for_room(tty: &File) {
     let limit = Timespec::try_from(ROOM).ok();
     let _ = poll(&mut [PollFd::new(tty, PollFlags::OUT)], limit.as_ref());

@@ -1,48 +1,7 @@
-//! Words and numbers as they are shown: made harmless, truncated to a width, with their unit.
+//! Words and numbers as they are shown: truncated to a width, with their unit.
 
-pub use crate::format::grouped as count;
+pub use crate::format::{grouped as count, harmless};
 use unicode_width::UnicodeWidthChar;
-
-/// Text from outside in a form that is safe for a terminal: no control character, nothing that changes the direction of
-/// writing, nothing invisible. Otherwise an escape sequence in an error text could move the cursor, or worse.
-pub fn harmless(text: &str) -> String {
-    const MARKS_MAX: u32 = 2; // marks on one letter; more of them are a column of ink, not a word
-    let mut shown = String::with_capacity(text.len());
-    let mut marks = 0;
-    for c in text.chars() {
-        let c = match c {
-            '\t' | '\n' | '\r' => ' ',
-            '\0'..='\u{1f}' => char::from_u32(0x2400 + c as u32).unwrap_or(UNSEEN), // ␛ for ESC
-            '\u{7f}' => '␡',
-            c if c.is_control() || is_unseen(c) => UNSEEN,
-            c => c,
-        };
-        match c.width() {
-            Some(0) => {
-                marks += 1;
-                if marks <= MARKS_MAX {
-                    shown.push(c);
-                }
-            }
-            _ => {
-                marks = 0;
-                shown.push(c);
-            }
-        }
-    }
-    shown
-}
-
-/// Stands for an invisible character. Not U+FFFD, which some terminals leave out.
-const UNSEEN: char = '□';
-
-/// Format characters: joiners, direction marks, line separators, variation selectors, tags.
-fn is_unseen(c: char) -> bool {
-    matches!(c,
-        '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180b}'..='\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-        | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff9}'..='\u{fffb}'
-        | '\u{e0000}'..='\u{e0fff}')
-}
 
 /// The columns that a text occupies.
 pub fn width(text: &str) -> usize {
@@ -163,15 +122,6 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn an_escape_sequence_becomes_visible() {
-        assert_eq!(harmless("a\u{1b}[2Jb\u{7}"), "a␛[2Jb␇");
-        assert_eq!(harmless("one\r\ntwo\tthree"), "one  two three");
-        assert_eq!(harmless("\u{9b}31m\u{7f}\u{202e}x\u{200b}"), "□31m␡□x□");
-        assert_eq!(harmless("e\u{301}\u{301}\u{301}\u{301}f"), "e\u{301}\u{301}f");
-        assert_eq!(harmless("größer, 日本"), "größer, 日本");
-    }
-
-    #[test]
     fn wide_characters_are_cut_by_the_columns_they_take() {
         assert_eq!(fit("日本語", 6), "日本語");
         assert_eq!(fit("日本語", 5), "日本…");
@@ -202,11 +152,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn no_text_moves_a_cursor(text in "\\PC*|[\\x00-\\x{9f}\\x{2000}-\\x{2070}x]*") {
-            prop_assert!(!harmless(&text).chars().any(|c| c.is_control() || is_unseen(c)));
-        }
-
         #[test]
         fn a_text_that_is_cut_fits(text in "\\PC*", columns in 0_usize..40) {
             let text = harmless(&text);

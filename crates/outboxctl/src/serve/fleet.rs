@@ -18,7 +18,7 @@ pub fn workers(snapshot: &MonitorSnapshot) -> Markup {
 fn worker_tile(worker: &WorkerRow, snapshot: &MonitorSnapshot) -> Markup {
     let state = match worker.state.known() {
         _ if !worker.is_alive => badge("ended", "bad"),
-        Some(state) => state_badge(&Parsed::Known(DestinationState::Reported(state))),
+        Some(state) => state_badge(&Parsed::from(DestinationState::Reported(state))),
         None => badge(worker.state.as_str(), "plain"),
     };
     let (left_s, ttl_s) = (worker.heartbeat_s, snapshot.server.heartbeat_ttl_s.unwrap_or(20.0));

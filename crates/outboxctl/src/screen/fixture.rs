@@ -10,7 +10,7 @@ use ratatui::{Frame, Terminal};
 /// A hostile answer of a peer: it clears the screen, beeps, reverses the text, and sets a title.
 pub const HOSTILE: &str = "bad\u{1b}[2J\u{7}\u{9b}31m\u{202e}gnp\u{1b}]0;title\u{7}\r\nnext line";
 
-/// For texts that people read, instead of `HOSTILE`.
+/// For texts in the docs, instead of `HOSTILE`.
 pub fn replace_hostile(text: &mut String, instead: &str) {
     if text == HOSTILE {
         *text = instead.to_owned();

@@ -1,13 +1,9 @@
-//! The rows of a list, whatever they are about. A list shows the columns that have room, and the page of a row all
+//! The rows of a list, whatever they are about, for the board and the commands. A list shows the columns that have room, and the page of a row all
 //! fields; a filter searches all fields, and the order goes through the columns.
 
-use super::panel::Panel;
-use crate::screen::text;
-use crate::screen::theme;
-use ratatui::layout::Constraint;
+use super::text;
 use ratatui::style::Style;
-use ratatui::text::{Line, Text};
-use ratatui::widgets::Row;
+use ratatui::text::{Line, Span};
 
 /// A row of a list.
 #[derive(Clone, Debug)]
@@ -120,53 +116,57 @@ pub fn chosen(mut rows: Vec<ListRow>, filter: &str, order: usize) -> (Vec<ListRo
     (rows, name)
 }
 
-/// Fills a panel with rows in columns.
-pub fn fill(panel: Panel, rows: &[ListRow], width: usize) -> Panel {
+/// The titles of the columns and the rows, in lines of at most this width, with a gap between the columns.
+pub fn lines(rows: &[ListRow], room: usize, gap: usize) -> Vec<Line<'static>> {
     let Some(first) = rows.first() else {
-        let mut head = panel.head;
-        head.push(Line::styled("none", theme::DIM));
-        return Panel { head, ..panel };
+        return Vec::new();
     };
-    let widths = widths(rows, width);
-    let cells = |row: &ListRow, text: fn(&RowField) -> &str, style: fn(&RowField) -> Style| {
-        let cell = |(i, width): &(usize, usize)| {
+    let widths = widths(rows, room, gap);
+    let line = |row: &ListRow, text: fn(&RowField) -> &str, style: fn(&RowField) -> Style| {
+        let mut line = Line::default();
+        for (i, width) in &widths {
             let field = &row.fields[*i];
-            let line = Text::styled(text::fit(text(field), *width), style(field));
-            if field.is_number { line.right_aligned() } else { line }
-        };
-        Row::new(widths.iter().map(cell).collect::<Vec<_>>())
+            let text = text::fit(text(field), *width);
+            let blanks = " ".repeat(width.saturating_sub(text::width(&text)));
+            let (before, after) = if field.is_number {
+                (blanks, String::new())
+            } else {
+                (String::new(), blanks)
+            };
+            let gap = if line.spans.is_empty() { "" } else { &" ".repeat(gap) };
+            line.extend([
+                Span::raw(gap.to_owned() + &before),
+                Span::styled(text, style(field)),
+                Span::raw(after),
+            ]);
+        }
+        line
     };
-    Panel {
-        columns: Some(cells(first, |field| field.name, |_| theme::DIM)),
-        rows: rows
-            .iter()
-            .map(|row| cells(row, |field| &field.text, |field| field.style))
-            .collect(),
-        widths: widths
-            .iter()
-            .map(|(_, width)| Constraint::Length(*width as u16))
-            .collect(),
-        ..panel
-    }
+    let titles = line(first, |field| field.name, |_| Style::new());
+    let rows = rows
+        .iter()
+        .map(|row| line(row, |field| &field.text, |field| field.style));
+    [titles].into_iter().chain(rows).collect()
 }
 
-/// The columns that fit, by their indexes, and their widths. One blank separates them.
-fn widths(rows: &[ListRow], room: usize) -> Vec<(usize, usize)> {
-    let fields = &rows[0].fields;
+/// The columns that have a text and fit, by their indexes, and their widths.
+fn widths(rows: &[ListRow], room: usize, gap: usize) -> Vec<(usize, usize)> {
+    let (fields, room) = (&rows[0].fields, room.saturating_add(gap));
+    let is_empty = |i: usize| rows.iter().all(|row| row.fields[i].text.is_empty());
     let natural = |i: usize| {
         let texts = rows.iter().map(|row| text::width(&row.fields[i].text));
         texts.max().unwrap_or(0).max(text::width(fields[i].name)).max(1)
     };
     // Each with its least width, and what it lacks.
     let mut columns: Vec<(usize, usize, usize)> = (0..fields.len())
-        .filter(|i| fields[*i].rank.is_some())
+        .filter(|i| fields[*i].rank.is_some() && !is_empty(*i))
         .map(|i| {
             let (natural, least) = (natural(i), fields[i].least.unwrap_or(usize::MAX));
             (i, natural.min(least), natural.saturating_sub(least))
         })
         .collect();
-    let sum = |columns: &[(usize, usize, usize)]| columns.iter().map(|(_, width, _)| width + 1).sum::<usize>();
-    while sum(&columns) > room + 1 {
+    let sum = |columns: &[(usize, usize, usize)]| columns.iter().map(|(_, width, _)| width + gap).sum::<usize>();
+    while sum(&columns) > room {
         let droppable = columns.iter().filter(|(i, ..)| fields[*i].rank > Some(0));
         let Some((last, ..)) = droppable.max_by_key(|(i, ..)| fields[*i].rank).copied() else {
             break;
@@ -174,10 +174,7 @@ fn widths(rows: &[ListRow], room: usize) -> Vec<(usize, usize)> {
         columns.retain(|(i, ..)| *i != last);
     }
     // What is left goes to the texts that were truncated; what is missing is taken from the last columns.
-    let (mut left, mut over) = (
-        (room + 1).saturating_sub(sum(&columns)),
-        sum(&columns).saturating_sub(room + 1),
-    );
+    let (mut left, mut over) = (room.saturating_sub(sum(&columns)), sum(&columns).saturating_sub(room));
     for (_, width, lacks) in &mut columns {
         let more = left.min(*lacks);
         (*width, left) = (*width + more, left - more);
@@ -204,11 +201,8 @@ mod tests {
                 RowField::fact("page", "on its page"),
             ],
         };
-        let panel = fill(Panel::default(), &[row], width);
-        let buffer = crate::screen::trial::buffer(width as u16 + 2, 4, |frame| panel.draw(frame, frame.area()));
-        let shown = crate::screen::frame::as_text(&buffer);
-        let row = shown.lines().nth(2).unwrap_or_default();
-        row.trim_matches('│').trim_end().to_owned()
+        let line = lines(&[row], width, 1).remove(1);
+        line.to_string().trim_end().to_owned()
     }
 
     #[test]

@@ -1,0 +1,132 @@
+//! A message in full, for `show` and the board.
+
+use super::Fetch;
+use super::message::{ATTEMPTS, Attempt, MESSAGE, MessageRow};
+use super::state::MessageStatus;
+use super::why::{self, Reason};
+use crate::format::stamp;
+use outbox_core::event::{COLUMNS, Column, Kind};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::sync::LazyLock;
+
+/// A name and its text, which may have several lines.
+pub type Fact = (String, String);
+
+/// A message, why it is not delivered, and its failed attempts, the first one first.
+#[derive(Serialize)]
+pub struct MessageDetail {
+    #[serde(flatten)]
+    pub row: MessageRow,
+    why: Vec<Reason>,
+    failed_attempts: Vec<Attempt>,
+}
+
+/// The rows of the message to one destination, or to all of them. Empty if it is gone.
+pub async fn read<S: Fetch + Sync>(
+    session: &S,
+    seq: i64,
+    destination: Option<&str>,
+) -> Result<Vec<MessageDetail>, S::Error> {
+    let mut rows: Vec<MessageRow> = session.fetch(MESSAGE, &[&seq, &destination]).await?;
+    rows.sort_by(|a, b| a.destination.cmp(&b.destination));
+    let mut messages = Vec::new();
+    for row in rows {
+        let mut failed_attempts: Vec<Attempt> = session.fetch(ATTEMPTS, &[&seq, &row.destination]).await?;
+        failed_attempts.reverse();
+        let why = why::of(session, &row).await?;
+        messages.push(MessageDetail {
+            row,
+            why,
+            failed_attempts,
+        });
+    }
+    Ok(messages)
+}
+
+impl MessageDetail {
+    pub fn facts(&self) -> Vec<Fact> {
+        let row = &self.row;
+        let time = |time: Option<&String>| time.map(|time| stamp(time)).unwrap_or_default();
+        let status = row.status.known();
+        let ended = match status {
+            Some(MessageStatus::Published) => "published",
+            Some(MessageStatus::Dead) => "given up",
+            _ => "discarded",
+        };
+        let due = row.available_at.as_ref();
+        let due = due.filter(|_| matches!(status, Some(MessageStatus::Retrying | MessageStatus::Scheduled)));
+        let crashes = row
+            .more
+            .get("crashes")
+            .and_then(Value::as_i64)
+            .filter(|crashes| *crashes > 0);
+        let mut facts = Vec::new();
+        let mut fact = |name: &str, text: String| facts.push((name.to_owned(), text));
+        fact("status", row.status.as_str().to_owned());
+        fact("key", row.key.clone().unwrap_or_default());
+        fact("partition", row.partition_key.clone());
+        fact("attempts", row.attempts.to_string());
+        fact(
+            "crashes",
+            crashes.map(|crashes| crashes.to_string()).unwrap_or_default(),
+        );
+        fact("enqueued", stamp(&row.enqueued_at));
+        fact("due", time(due));
+        fact(ended, time(row.ended_at.as_ref()));
+        fact("expires", time(row.expires_at.as_ref()));
+        fact("replayed", if row.replayed { "yes".into() } else { String::new() });
+        fact("last error", row.last_error.clone().unwrap_or_default());
+        for Reason { why, remedy, .. } in &self.why {
+            fact("why it waits", why.clone());
+            fact(
+                "",
+                remedy
+                    .as_ref()
+                    .map(|remedy| format!("Fix: {remedy}"))
+                    .unwrap_or_default(),
+            );
+        }
+        for Attempt {
+            attempt,
+            at,
+            outcome,
+            error,
+            worker_id,
+        } in &self.failed_attempts
+        {
+            let by = worker_id.as_deref().unwrap_or("an unknown worker");
+            let error = error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+            fact(
+                &format!("attempt {attempt}"),
+                format!("{} by {by}, {outcome}{error}", stamp(at)),
+            );
+        }
+        facts.retain(|(_, text)| !text.is_empty());
+        facts
+    }
+}
+
+/// The query for the columns of event `$1` as texts, each cut after `$2` characters. The server formats the JSON, so
+/// numbers keep all their digits.
+static EVENT_TEXTS: LazyLock<String> = LazyLock::new(|| {
+    let columns = COLUMNS.map(|Column { name, kind, .. }| match kind {
+        Kind::Json => format!("left(jsonb_pretty(e.{name}), $2::integer) as {name}"),
+        _ => format!("left(e.{name}::text, $2::integer) as {name}"),
+    });
+    format!(
+        "select {}, date_trunc('second', e.created_at)::text as created
+         from outbox_events e where e.seq = $1 and not exists (select from outbox_source)",
+        columns.join(", ")
+    )
+});
+
+pub async fn event_facts<S: Fetch + Sync>(session: &S, seq: i64, most: i32) -> Result<Vec<Fact>, S::Error> {
+    let mut events: Vec<Map<String, Value>> = session.fetch(&EVENT_TEXTS, &[&seq, &most]).await?;
+    let Some(event) = events.pop() else {
+        let gone = "is not in outbox_events: it was removed, or the source is another table";
+        return Ok(vec![("event".into(), gone.into())]);
+    };
+    let text = |(name, text): (String, Value)| Some((name.replace('_', " "), text.as_str()?.to_owned()));
+    Ok(event.into_iter().filter_map(text).collect())
+}

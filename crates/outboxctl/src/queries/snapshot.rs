@@ -1,0 +1,71 @@
+//! All values of the board and of `status`, read with one round trip.
+
+use super::message::MessageTable;
+use super::model::{Check, Now, Part, Problem, Snapshot};
+use super::{Fetch, views};
+use crate::failure::{Code, Failure};
+use serde::de::DeserializeOwned;
+use std::sync::LazyLock;
+
+/// Messages that do not move, worst first: dead letters, scheduled and retried ones, those behind another of their key,
+/// and the first of each lane. Each kind is found by an index and limited.
+static MESSAGES: LazyLock<String> = LazyLock::new(|| {
+    let columns = "t.seq, t.destination, t.partition, t.key, t.attempts, t.enqueued_at";
+    let [waiting, outbox] = [MessageTable::Waiting, MessageTable::Outbox].map(|table| table.column("status"));
+    format!(
+        "select m.status, m.seq, m.destination, outbox_partition_label(m.partition::integer) as partition, m.key, m.attempts,
+                extract(epoch from clock_timestamp() - m.enqueued_at)::float8 as age_s,
+                extract(epoch from m.due_at - clock_timestamp())::float8 as due_s, m.note
+         from ((select 'dead' as status, {columns}, null::timestamptz as due_at, t.reason as note
+                from outbox_dead t order by t.died_at desc limit 50)
+               union all
+               (select {waiting}, {columns}, t.due_at, t.last_error
+                from outbox_waiting t where t.due_at is not null order by t.due_at limit 50)
+               union all
+               (select {waiting}, {columns}, null, 'behind an earlier message of its key'
+                from outbox_waiting t where t.state = 'g' order by t.destination, t.partition, t.key collate \"C\", t.seq limit 50)
+               union all
+               (select {outbox}, {columns}, null, t.last_error
+                from (select * from outbox_internal.first_shown limit 50) l
+                join outbox t on t.destination = l.destination and t.partition = l.partition and t.seq = l.seq)) m"
+    )
+});
+
+/// Reads all parts. An error means that the session is lost.
+pub async fn read<S: Fetch + Sync>(session: &S) -> Result<Snapshot, Failure>
+where
+    S::Error: ToString,
+{
+    async fn part<S: Fetch + Sync, T: DeserializeOwned + Send>(session: &S, sql: &'static str) -> Part<Vec<T>>
+    where
+        S::Error: ToString,
+    {
+        session.fetch(sql, &[]).await.map_err(|error| error.to_string())
+    }
+    // All statements are sent together.
+    let (now, status, throughput, partitions, workers, passes, destinations, errors, messages, checks) = tokio::join!(
+        part(session, views::NOW),
+        part(session, views::STATUS),
+        part(session, views::THROUGHPUT),
+        part(session, views::PARTITIONS),
+        part(session, views::WORKERS),
+        part(session, views::PASSES),
+        part(session, views::DESTINATIONS),
+        part(session, &views::MERGED_ERRORS),
+        part(session, &MESSAGES),
+        part::<_, Check>(session, views::HEALTH),
+    );
+    let now: Vec<Now> = now.map_err(|why| Failure::new(Code::CannotConnect, why))?;
+    Ok(Snapshot {
+        now: now.into_iter().next().unwrap_or_default(),
+        status: status.and_then(|rows| rows.into_iter().next().ok_or_else(|| "no row".into())),
+        throughput,
+        partitions,
+        workers,
+        passes,
+        destinations,
+        errors,
+        messages,
+        problems: checks.map(|checks| Problem::of(&checks)),
+    })
+}
