@@ -19,6 +19,12 @@ use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use std::ffi::{CStr, CString};
 use std::time::Duration;
 
+use GucContext::{Internal, Sighup as Server, Suset as Database, Userset as Session};
+
+const COUNT: GucFlags = GucFlags::empty();
+const MS: GucFlags = GucFlags::UNIT_MS;
+const S: GucFlags = GucFlags::UNIT_S;
+
 type TextSetting = GucSetting<Option<CString>>;
 
 /// Values of outbox.on_dead.
@@ -37,53 +43,6 @@ enum PublishAfter {
     standby,
 }
 
-static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
-static FAST_PATH: GucSetting<bool> = GucSetting::<bool>::new(true);
-static URL: TextSetting = TextSetting::new(Some(c""));
-static PASSWORD_FILE: TextSetting = TextSetting::new(Some(c""));
-static TLS_CA_FILE: TextSetting = TextSetting::new(Some(c""));
-static TLS_CERT_FILE: TextSetting = TextSetting::new(Some(c""));
-static TLS_KEY_FILE: TextSetting = TextSetting::new(Some(c""));
-static HTTP_ALLOW: TextSetting = TextSetting::new(Some(c""));
-static EXCHANGE: TextSetting = TextSetting::new(Some(c"outbox"));
-static EXCHANGE_TYPE: TextSetting = TextSetting::new(Some(c""));
-static ROUTING_KEY: TextSetting = TextSetting::new(Some(c"{aggregate_type}.{operation}"));
-static WORKERS: GucSetting<i32> = GucSetting::<i32>::new(1);
-static TIME_SLICE: GucSetting<i32> = GucSetting::<i32>::new(10_000);
-static PARTITION_COUNT: GucSetting<i32> = GucSetting::<i32>::new(16);
-static LEASING: GucSetting<bool> = GucSetting::<bool>::new(true);
-static LEASE_TTL: GucSetting<i32> = GucSetting::<i32>::new(15);
-static LEASE_RENEW: GucSetting<i32> = GucSetting::<i32>::new(6);
-static HEARTBEAT_TTL: GucSetting<i32> = GucSetting::<i32>::new(20);
-static BATCH_SIZE: GucSetting<i32> = GucSetting::<i32>::new(1000);
-static IDLE_BACKOFF: GucSetting<i32> = GucSetting::<i32>::new(1000);
-static CLAIM_TTL: GucSetting<i32> = GucSetting::<i32>::new(60);
-static RETRY_BACKOFF: GucSetting<i32> = GucSetting::<i32>::new(1000);
-static RETRY_BACKOFF_MAX: GucSetting<i32> = GucSetting::<i32>::new(600_000);
-static MAX_ATTEMPTS: GucSetting<i32> = GucSetting::<i32>::new(15);
-static MAX_RATE: GucSetting<i32> = GucSetting::<i32>::new(0);
-static MAX_IN_FLIGHT: GucSetting<i32> = GucSetting::<i32>::new(1000);
-static MAX_PENDING: GucSetting<i32> = GucSetting::<i32>::new(0);
-static ON_DEAD: GucSetting<OnDead> = GucSetting::<OnDead>::new(OnDead::block);
-static RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
-static EVENTS_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(AS_HISTORY);
-static DEAD_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(-1);
-static INBOX_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(7 * 86_400);
-static REPLAYING: GucSetting<bool> = GucSetting::<bool>::new(false);
-static CONFIRM_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30_000);
-static WORKER_ROLE: TextSetting = TextSetting::new(Some(c"outbox_worker"));
-static IDENTITY: TextSetting = TextSetting::new(Some(c""));
-static DATABASES: TextSetting = TextSetting::new(Some(c""));
-static PUBLISH_AFTER: GucSetting<PublishAfter> = GucSetting::<PublishAfter>::new(PublishAfter::local);
-static STANDBY_NAMES: TextSetting = TextSetting::new(Some(c""));
-static STANDBY_QUORUM: GucSetting<i32> = GucSetting::<i32>::new(0);
-static STANDBY_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(-1);
-static LIBRARY_VERSION: TextSetting = TextSetting::new(Some(OWN_VERSION));
-static ACTOR: TextSetting = TextSetting::new(Some(c""));
-static CORRELATION_ID: TextSetting = TextSetting::new(Some(c""));
-static METADATA: TextSetting = TextSetting::new(Some(c""));
-static HEADERS: TextSetting = TextSetting::new(Some(c""));
-
 /// A value of outbox.events_retention: the same as outbox.retention.
 const AS_HISTORY: i32 = -2;
 /// How long the audit is kept.
@@ -94,349 +53,164 @@ const OWN_VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_P
     Err(_) => panic!("a version has no zero byte"),
 };
 
-/// Defines every setting. Called by `_PG_init`.
-pub fn define() {
-    use GucContext::{Sighup as Server, Suset as Database, Userset as Session};
+/// Declares each setting, and the function that defines them all.
+macro_rules! settings {
+    ($($kind:ident $setting:ident $(: $type:ty)? = $default:expr, $($more:expr),+;)*) => {
+        $(declare! { $kind $setting $(: $type)? = $default })*
+
+        /// Defines every setting. Called by `_PG_init`.
+        pub fn define() {
+            $(register! { $kind $setting, $($more),+ })*
+            reserve_prefix(c"outbox");
+        }
+    };
+}
+
+macro_rules! declare {
+    (number $setting:ident = $default:expr) => {
+        static $setting: GucSetting<i32> = GucSetting::<i32>::new($default);
+    };
+    (text $setting:ident = $default:expr) => {
+        static $setting: TextSetting = TextSetting::new(Some($default));
+    };
+    (choice $setting:ident: $type:ty = $default:expr) => {
+        static $setting: GucSetting<$type> = GucSetting::<$type>::new($default);
+    };
+    ($flag:ident $setting:ident = $default:expr) => {
+        static $setting: GucSetting<bool> = GucSetting::<bool>::new($default);
+    };
+}
+
+macro_rules! register {
+    (number $setting:ident, $range:expr, $unit:expr, $context:expr, $name:expr, $about:expr) => {
+        let range = $range;
+        GucRegistry::define_int_guc(
+            $name,
+            $about,
+            c"",
+            &$setting,
+            *range.start(),
+            *range.end(),
+            $context,
+            $unit,
+        );
+    };
+    (text $setting:ident, $check:expr, $context:expr, $name:expr, $about:expr) => {
+        // SAFETY: the hooks come from check_hook!, which guards them.
+        unsafe {
+            GucRegistry::define_string_guc_with_hooks(
+                $name, $about, c"", &$setting, $context, COUNT, $check, None, None,
+            );
+        }
+    };
+    (choice $setting:ident, $context:expr, $name:expr, $about:expr) => {
+        GucRegistry::define_enum_guc($name, $about, c"", &$setting, $context, COUNT);
+    };
+    (flag $setting:ident, $context:expr, $name:expr, $about:expr) => {
+        GucRegistry::define_bool_guc($name, $about, c"", &$setting, $context, COUNT);
+    };
+    (session_flag $setting:ident, $context:expr, $name:expr, $about:expr) => {
+        define_session_flag($name, $about, &$setting, $context);
+    };
+}
+
+// Name, default, what is allowed, who may set it, and one sentence.
+settings! {
     // SQL compares it with the version of the extension. A setting, because SQL that calls a function which an older
     // library lacks would fail.
-    text(
-        c"outbox.library_version",
-        c"The version of the library that this server runs.",
-        &LIBRARY_VERSION,
-        GucContext::Internal,
-        None,
-    );
-    flag(
-        c"outbox.enabled",
-        c"Delivers messages. Off stops delivery only; enqueue goes on.",
-        &ENABLED,
-        Database,
-    );
-    flag(
-        c"outbox.fast_path",
-        c"Hands enqueued messages to the worker in shared memory at COMMIT, before they are claimed. Off: through the table only.",
-        &FAST_PATH,
-        Server,
-    );
-    text(
-        c"outbox.url",
-        c"The broker: amqp://[user@]host[:port][,host[:port]...][/vhost], or amqps:// for TLS. Carries no password.",
-        &URL,
-        Database,
-        Some(url_hook),
-    );
-    text(
-        c"outbox.password_file",
-        c"File that holds the broker's password: absolute path, mode 0600, owned by the server's user.",
-        &PASSWORD_FILE,
-        Database,
-        Some(password_file_hook),
-    );
-    text(
-        c"outbox.tls_ca_file",
-        c"With amqps: PEM file of the CAs that may have issued the broker's certificate. Empty: the system's.",
-        &TLS_CA_FILE,
-        Database,
-        Some(tls_ca_file_hook),
-    );
-    text(
-        c"outbox.tls_cert_file",
-        c"With amqps: PEM file of the client certificate that the broker is shown, with its chain.",
-        &TLS_CERT_FILE,
-        Database,
-        Some(tls_cert_file_hook),
-    );
-    text(
-        c"outbox.tls_key_file",
-        c"PEM file of the client certificate's key: mode 0600, owned by the server's user, not encrypted.",
-        &TLS_KEY_FILE,
-        Database,
-        Some(tls_key_file_hook),
-    );
-    text(
-        c"outbox.http_allow",
-        c"Hosts and networks that destinations may reach although they are not public: names, addresses, 10.1.0.0/16.",
-        &HTTP_ALLOW,
-        Database,
-        Some(http_allow_hook),
-    );
-    text(
-        c"outbox.exchange",
-        c"The exchange that messages are published to.",
-        &EXCHANGE,
-        Database,
-        Some(exchange_hook),
-    );
-    text(c"outbox.exchange_type", c"direct, fanout, topic or headers: declare the exchange durable of that type. Empty: only check that it exists.", &EXCHANGE_TYPE, Database, Some(exchange_type_hook));
-    text(
-        c"outbox.routing_key",
-        c"Template of the routing key: {aggregate_type} {operation} (lower case), {type} {aggregate_id} {key} {partition} {header:NAME}, {key|fallback}.",
-        &ROUTING_KEY,
-        Database,
-        Some(routing_key_hook),
-    );
-    number(
-        c"outbox.workers",
-        c"Workers for each database that has the extension.",
-        &WORKERS,
-        0..=16,
-        Server,
-        GucFlags::empty(),
-    );
-    number(
-        c"outbox.worker_time_slice",
-        c"With more databases than worker slots: how long one with messages is served before another's turn.",
-        &TIME_SLICE,
-        100..=3_600_000,
-        Server,
-        GucFlags::UNIT_MS,
-    );
-    number(
-        c"outbox.partition_count",
-        c"Partitions of a database; taken over at CREATE EXTENSION.",
-        &PARTITION_COUNT,
-        1..=1024,
-        Database,
-        GucFlags::empty(),
-    );
-    flag(
-        c"outbox.leasing",
-        c"Workers share partitions by leases and keep order per key; taken over at CREATE EXTENSION.",
-        &LEASING,
-        Database,
-    );
-    number(
-        c"outbox.lease_ttl",
-        c"How long a lease lasts unless renewed.",
-        &LEASE_TTL,
-        2..=3600,
-        Database,
-        GucFlags::UNIT_S,
-    );
-    number(
-        c"outbox.lease_renew",
-        c"How often leases are renewed; at most half of lease_ttl is used.",
-        &LEASE_RENEW,
-        1..=1800,
-        Database,
-        GucFlags::UNIT_S,
-    );
-    number(
-        c"outbox.heartbeat_ttl",
-        c"How long a worker counts as alive after its last heartbeat.",
-        &HEARTBEAT_TTL,
-        2..=3600,
-        Database,
-        GucFlags::UNIT_S,
-    );
-    GucRegistry::define_enum_guc(
-        c"outbox.publish_after",
-        c"local: a message is sent once its commit is on this server's disk. standby: once standbys have it too.",
-        c"",
-        &PUBLISH_AFTER,
-        Database,
-        GucFlags::empty(),
-    );
-    text(
-        c"outbox.standby_names",
-        c"With publish_after = standby: the application_names of the standbys, separated by commas.",
-        &STANDBY_NAMES,
-        Database,
-        Some(standby_names_hook),
-    );
-    number(
-        c"outbox.standby_quorum",
-        c"With publish_after = standby: how many of standby_names must have a commit. 0 = all.",
-        &STANDBY_QUORUM,
-        0..=1000,
-        Database,
-        GucFlags::empty(),
-    );
-    number(
-        c"outbox.standby_timeout",
-        c"With publish_after = standby: how long messages wait for standbys that are behind. -1 = without a limit.",
-        &STANDBY_TIMEOUT,
-        -1..=i32::MAX,
-        Database,
-        GucFlags::UNIT_MS,
-    );
-    number(
-        c"outbox.batch_size",
-        c"Messages claimed at once, at most.",
-        &BATCH_SIZE,
-        1..=10_000,
-        Database,
-        GucFlags::empty(),
-    );
-    number(
-        c"outbox.idle_backoff",
-        c"Longest wait of a worker that is not woken.",
-        &IDLE_BACKOFF,
-        10..=1000,
-        Database,
-        GucFlags::UNIT_MS,
-    );
-    number(
-        c"outbox.claim_ttl",
-        c"With leasing off: how long a claim holds a message at least. Workers renew their claims.",
-        &CLAIM_TTL,
-        1..=86_400,
-        Database,
-        GucFlags::UNIT_S,
-    );
-    number(
-        c"outbox.retry_backoff",
-        c"Delay before the second attempt; doubles with each further one.",
-        &RETRY_BACKOFF,
-        1..=86_400_000,
-        Database,
-        GucFlags::UNIT_MS,
-    );
-    number(
-        c"outbox.retry_backoff_max",
-        c"Longest delay between attempts.",
-        &RETRY_BACKOFF_MAX,
-        1..=86_400_000,
-        Database,
-        GucFlags::UNIT_MS,
-    );
-    number(
-        c"outbox.max_attempts",
-        c"Attempts before a message is a dead letter.",
-        &MAX_ATTEMPTS,
-        1..=i32::MAX,
-        Database,
-        GucFlags::empty(),
-    );
-    number(
-        c"outbox.max_pending",
-        c"Most pending messages of a destination; enqueue refuses more. 0 = no limit.",
-        &MAX_PENDING,
-        0..=i32::MAX,
-        Database,
-        GucFlags::empty(),
-    );
-    number(
-        c"outbox.max_rate",
-        c"Most messages a second to a destination, of all workers together. 0 = no limit.",
-        &MAX_RATE,
-        0..=i32::MAX,
-        Database,
-        GucFlags::empty(),
-    );
-    number(
-        c"outbox.max_in_flight",
-        c"Most unconfirmed messages of a worker at a broker.",
-        &MAX_IN_FLIGHT,
-        1..=2_000,
-        Database,
-        GucFlags::empty(),
-    );
-    GucRegistry::define_enum_guc(
-        c"outbox.on_dead",
-        c"After a dead letter, its key waits (block) or continues (skip).",
-        c"",
-        &ON_DEAD,
-        Database,
-        GucFlags::empty(),
-    );
-    number(
-        c"outbox.retention",
-        c"How long ended messages are kept in the history; -1 = forever.",
-        &RETENTION,
-        -1..=i32::MAX,
-        Database,
-        GucFlags::UNIT_S,
-    );
-    number(
-        c"outbox.events_retention",
-        c"How long events are kept after their last message ended; -1 = forever, -2 = as outbox.retention.",
-        &EVENTS_RETENTION,
-        AS_HISTORY..=i32::MAX,
-        Database,
-        GucFlags::UNIT_S,
-    );
-    number(
-        c"outbox.dead_retention",
-        c"How long dead letters are kept before they are discarded; -1 = forever.",
-        &DEAD_RETENTION,
-        -1..=i32::MAX,
-        Database,
-        GucFlags::UNIT_S,
-    );
-    number(
-        c"outbox.inbox_retention",
-        c"How long the ids of received messages are remembered; -1 = forever.",
-        &INBOX_RETENTION,
-        -1..=i32::MAX,
-        Database,
-        GucFlags::UNIT_S,
-    );
+    text LIBRARY_VERSION = OWN_VERSION, None, Internal, c"outbox.library_version",
+        c"The version of the library that this server runs.";
+    flag ENABLED = true, Database, c"outbox.enabled",
+        c"Delivers messages. Off stops delivery only; enqueue goes on.";
+    flag FAST_PATH = true, Server, c"outbox.fast_path",
+        c"Hands enqueued messages to the worker in shared memory at COMMIT, before they are claimed. Off: through the table only.";
+    text URL = c"", Some(url_hook), Database, c"outbox.url",
+        c"The broker: amqp://[user@]host[:port][,host[:port]...][/vhost], or amqps:// for TLS. Carries no password.";
+    text PASSWORD_FILE = c"", Some(password_file_hook), Database, c"outbox.password_file",
+        c"File that holds the broker's password: absolute path, mode 0600, owned by the server's user.";
+    text TLS_CA_FILE = c"", Some(tls_ca_file_hook), Database, c"outbox.tls_ca_file",
+        c"With amqps: PEM file of the CAs that may have issued the broker's certificate. Empty: the system's.";
+    text TLS_CERT_FILE = c"", Some(tls_cert_file_hook), Database, c"outbox.tls_cert_file",
+        c"With amqps: PEM file of the client certificate that the broker is shown, with its chain.";
+    text TLS_KEY_FILE = c"", Some(tls_key_file_hook), Database, c"outbox.tls_key_file",
+        c"PEM file of the client certificate's key: mode 0600, owned by the server's user, not encrypted.";
+    text HTTP_ALLOW = c"", Some(http_allow_hook), Database, c"outbox.http_allow",
+        c"Hosts and networks that destinations may reach although they are not public: names, addresses, 10.1.0.0/16.";
+    text EXCHANGE = c"outbox", Some(exchange_hook), Database, c"outbox.exchange",
+        c"The exchange that messages are published to.";
+    text EXCHANGE_TYPE = c"", Some(exchange_type_hook), Database, c"outbox.exchange_type",
+        c"direct, fanout, topic or headers: declare the exchange durable of that type. Empty: only check that it exists.";
+    text ROUTING_KEY = c"{aggregate_type}.{operation}", Some(routing_key_hook), Database, c"outbox.routing_key",
+        c"Template of the routing key: {aggregate_type} {operation} (lower case), {type} {aggregate_id} {key} {partition} {header:NAME}, {key|fallback}.";
+    number WORKERS = 1, 0..=16, COUNT, Server, c"outbox.workers",
+        c"Workers for each database that has the extension.";
+    number TIME_SLICE = 10_000, 100..=3_600_000, MS, Server, c"outbox.worker_time_slice",
+        c"With more databases than worker slots: how long one with messages is served before another's turn.";
+    number PARTITION_COUNT = 16, 1..=1024, COUNT, Database, c"outbox.partition_count",
+        c"Partitions of a database; taken over at CREATE EXTENSION.";
+    flag LEASING = true, Database, c"outbox.leasing",
+        c"Workers share partitions by leases and keep order per key; taken over at CREATE EXTENSION.";
+    number LEASE_TTL = 15, 2..=3600, S, Database, c"outbox.lease_ttl",
+        c"How long a lease lasts unless renewed.";
+    number LEASE_RENEW = 6, 1..=1800, S, Database, c"outbox.lease_renew",
+        c"How often leases are renewed; at most half of lease_ttl is used.";
+    number HEARTBEAT_TTL = 20, 2..=3600, S, Database, c"outbox.heartbeat_ttl",
+        c"How long a worker counts as alive after its last heartbeat.";
+    choice PUBLISH_AFTER: PublishAfter = PublishAfter::local, Database, c"outbox.publish_after",
+        c"local: a message is sent once its commit is on this server's disk. standby: once standbys have it too.";
+    text STANDBY_NAMES = c"", Some(standby_names_hook), Database, c"outbox.standby_names",
+        c"With publish_after = standby: the application_names of the standbys, separated by commas.";
+    number STANDBY_QUORUM = 0, 0..=1000, COUNT, Database, c"outbox.standby_quorum",
+        c"With publish_after = standby: how many of standby_names must have a commit. 0 = all.";
+    number STANDBY_TIMEOUT = -1, -1..=i32::MAX, MS, Database, c"outbox.standby_timeout",
+        c"With publish_after = standby: how long messages wait for standbys that are behind. -1 = without a limit.";
+    number BATCH_SIZE = 1000, 1..=10_000, COUNT, Database, c"outbox.batch_size",
+        c"Messages claimed at once, at most.";
+    number IDLE_BACKOFF = 1000, 10..=1000, MS, Database, c"outbox.idle_backoff",
+        c"Longest wait of a worker that is not woken.";
+    number CLAIM_TTL = 60, 1..=86_400, S, Database, c"outbox.claim_ttl",
+        c"With leasing off: how long a claim holds a message at least. Workers renew their claims.";
+    number RETRY_BACKOFF = 1000, 1..=86_400_000, MS, Database, c"outbox.retry_backoff",
+        c"Delay before the second attempt; doubles with each further one.";
+    number RETRY_BACKOFF_MAX = 600_000, 1..=86_400_000, MS, Database, c"outbox.retry_backoff_max",
+        c"Longest delay between attempts.";
+    number MAX_ATTEMPTS = 15, 1..=i32::MAX, COUNT, Database, c"outbox.max_attempts",
+        c"Attempts before a message is a dead letter.";
+    number MAX_PENDING = 0, 0..=i32::MAX, COUNT, Database, c"outbox.max_pending",
+        c"Most pending messages of a destination; enqueue refuses more. 0 = no limit.";
+    number MAX_RATE = 0, 0..=i32::MAX, COUNT, Database, c"outbox.max_rate",
+        c"Most messages a second to a destination, of all workers together. 0 = no limit.";
+    number MAX_IN_FLIGHT = 1000, 1..=2_000, COUNT, Database, c"outbox.max_in_flight",
+        c"Most unconfirmed messages of a worker at a broker.";
+    choice ON_DEAD: OnDead = OnDead::block, Database, c"outbox.on_dead",
+        c"After a dead letter, its key waits (block) or continues (skip).";
+    number RETENTION = 30 * 86_400, -1..=i32::MAX, S, Database, c"outbox.retention",
+        c"How long ended messages are kept in the history; -1 = forever.";
+    number EVENTS_RETENTION = AS_HISTORY, AS_HISTORY..=i32::MAX, S, Database, c"outbox.events_retention",
+        c"How long events are kept after their last message ended; -1 = forever, -2 = as outbox.retention.";
+    number DEAD_RETENTION = -1, -1..=i32::MAX, S, Database, c"outbox.dead_retention",
+        c"How long dead letters are kept before they are discarded; -1 = forever.";
+    number INBOX_RETENTION = 7 * 86_400, -1..=i32::MAX, S, Database, c"outbox.inbox_retention",
+        c"How long the ids of received messages are remembered; -1 = forever.";
     // A database alone may not set it: all of its events would be lost without a notice.
-    define_session_flag(
-        c"outbox.replaying",
-        c"This session replays old data: it publishes and enqueues nothing.",
-        &REPLAYING,
-        Database,
-    );
-    number(
-        c"outbox.confirm_timeout",
-        c"Longest wait for a publisher confirm; then the connection is closed.",
-        &CONFIRM_TIMEOUT,
-        100..=3_600_000,
-        Database,
-        GucFlags::UNIT_MS,
-    );
-    text(
-        c"outbox.worker_role",
-        c"The role the workers run as; never a superuser.",
-        &WORKER_ROLE,
-        Server,
-        Some(worker_role_hook),
-    );
-    text(
-        c"outbox.databases",
-        c"Databases to serve, separated by commas. Empty = all that have the extension.",
-        &DATABASES,
-        Server,
-        None,
-    );
-    text(
-        c"outbox.identity",
-        c"Name of this server; a database that was adopted under another name is not delivered.",
-        &IDENTITY,
-        Server,
-        None,
-    );
-    text(
-        c"outbox.actor",
-        c"The actor of events without one.",
-        &ACTOR,
-        Session,
-        Some(actor_hook),
-    );
-    text(
-        c"outbox.correlation_id",
-        c"The correlation id of events without one.",
-        &CORRELATION_ID,
-        Session,
-        Some(correlation_id_hook),
-    );
-    text(
-        c"outbox.metadata",
-        c"The metadata of events without any: a JSON object.",
-        &METADATA,
-        Session,
-        Some(metadata_hook),
-    );
-    text(
-        c"outbox.headers",
-        c"The headers of events without any: a JSON object.",
-        &HEADERS,
-        Session,
-        Some(headers_hook),
-    );
-    reserve_prefix(c"outbox");
+    session_flag REPLAYING = false, Database, c"outbox.replaying",
+        c"This session replays old data: it publishes and enqueues nothing.";
+    number CONFIRM_TIMEOUT = 30_000, 100..=3_600_000, MS, Database, c"outbox.confirm_timeout",
+        c"Longest wait for a publisher confirm; then the connection is closed.";
+    text WORKER_ROLE = c"outbox_worker", Some(worker_role_hook), Server, c"outbox.worker_role",
+        c"The role the workers run as; never a superuser.";
+    text DATABASES = c"", None, Server, c"outbox.databases",
+        c"Databases to serve, separated by commas. Empty = all that have the extension.";
+    text IDENTITY = c"", None, Server, c"outbox.identity",
+        c"Name of this server; a database that was adopted under another name is not delivered.";
+    text ACTOR = c"", Some(actor_hook), Session, c"outbox.actor",
+        c"The actor of events without one.";
+    text CORRELATION_ID = c"", Some(correlation_id_hook), Session, c"outbox.correlation_id",
+        c"The correlation id of events without one.";
+    text METADATA = c"", Some(metadata_hook), Session, c"outbox.metadata",
+        c"The metadata of events without any: a JSON object.";
+    text HEADERS = c"", Some(headers_hook), Session, c"outbox.headers",
+        c"The headers of events without any: a JSON object.";
 }
 
 /// The settings of a worker in the server, read at one moment.
@@ -661,42 +435,4 @@ fn string(setting: &TextSetting) -> String {
 
 fn millis(setting: &GucSetting<i32>) -> Duration {
     Duration::from_millis(setting.get() as u64)
-}
-
-fn flag(name: &'static CStr, about: &'static CStr, setting: &'static GucSetting<bool>, context: GucContext) {
-    GucRegistry::define_bool_guc(name, about, c"", setting, context, GucFlags::empty());
-}
-
-fn number(
-    name: &'static CStr,
-    about: &'static CStr,
-    setting: &'static GucSetting<i32>,
-    range: std::ops::RangeInclusive<i32>,
-    context: GucContext,
-    unit: GucFlags,
-) {
-    GucRegistry::define_int_guc(name, about, c"", setting, *range.start(), *range.end(), context, unit);
-}
-
-fn text(
-    name: &'static CStr,
-    about: &'static CStr,
-    setting: &'static TextSetting,
-    context: GucContext,
-    check: pgrx::pg_sys::GucStringCheckHook,
-) {
-    // SAFETY: the hooks come from check_hook!, which guards them.
-    unsafe {
-        GucRegistry::define_string_guc_with_hooks(
-            name,
-            about,
-            c"",
-            setting,
-            context,
-            GucFlags::empty(),
-            check,
-            None,
-            None,
-        );
-    }
 }

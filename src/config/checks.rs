@@ -69,7 +69,7 @@ fn check_tls_key_file(path: &str) -> Result<(), Refused> {
     check_path("outbox.tls_key_file", path, SECRET_FILE)
 }
 
-/// A worker's working directory is the data directory; that of the person who sets it is another.
+/// A worker's working directory is the data directory; that of the operator who sets it is another.
 fn check_path(setting: &str, path: &str, hint: &str) -> Result<(), Refused> {
     if path.is_empty() || path.starts_with('/') {
         return Ok(());

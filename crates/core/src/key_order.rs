@@ -232,16 +232,18 @@ impl KeyOrder {
         self.sent.contains_key(&handle)
     }
 
+    fn tracked(&self, handle: MessageHandle) -> Option<&Tracked> {
+        self.sent.get(&handle).and_then(|key| self.keys.get(key))
+    }
+
     /// Whether the message is sent alone, as the blocker of its key.
     pub fn is_first(&self, handle: MessageHandle) -> bool {
-        let tracked = self.sent.get(&handle).and_then(|key| self.keys.get(key));
-        tracked.is_some_and(|tracked| matches!(tracked.state, KeyState::Blocked { .. }))
+        (self.tracked(handle)).is_some_and(|tracked| matches!(tracked.state, KeyState::Blocked { .. }))
     }
 
     /// The other messages in the run of its key that have no outcome yet.
     pub fn unanswered_beside(&self, handle: MessageHandle) -> impl Iterator<Item = MessageHandle> {
-        let tracked = self.sent.get(&handle).and_then(|key| self.keys.get(key));
-        let run = tracked.into_iter().flat_map(|tracked| &tracked.run);
+        let run = self.tracked(handle).into_iter().flat_map(|tracked| &tracked.run);
         run.filter(move |sent| sent.handle != handle && sent.outcome.is_none())
             .map(|sent| sent.handle)
     }
@@ -399,15 +401,8 @@ impl KeyOrder {
         may_go: impl Fn(i64) -> bool,
     ) -> Vec<MessageHandle> {
         let mut go = Vec::new();
-        let Some((key, tracked)) = self
-            .keys
-            .get_key_value(key)
-            .map(|(key, _)| Rc::clone(key))
-            .and_then(|key| {
-                let tracked = self.keys.get_mut(&key)?;
-                Some((key, tracked))
-            })
-        else {
+        let known = self.keys.get_key_value(key).map(|(key, _)| Rc::clone(key));
+        let Some((key, tracked)) = known.and_then(|key| Some((Rc::clone(&key), self.keys.get_mut(&key)?))) else {
             return go;
         };
         tracked.parked.extend(rows.iter().map(|(handle, seq)| (*seq, *handle)));
