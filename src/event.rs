@@ -4,7 +4,7 @@
 use crate::pg::record::Record;
 use crate::pg::spi::{SpiError, SpiHeapTupleData, SpiResult};
 use crate::pg::text::Unreadable;
-use outbox_core::event::{COLUMNS, Column, Event, EventRow, Kind};
+use outbox_core::event::{COLUMNS, ColumnKind, Event, EventColumn, EventRow};
 
 /// The event in a row of a statement, which has the columns of `event_text` from id on. `first` is the ordinal of id.
 pub fn read(row: &SpiHeapTupleData, first: usize, seq: i64) -> SpiResult<Event> {
@@ -21,15 +21,15 @@ pub const FIRST: &str = COLUMNS[0].name;
 
 /// The event in an argument: a row with the columns of `event_text`.
 pub fn of_record(record: &Record) -> Result<Event, Unreadable> {
-    Event::read(0, &mut Given { record, next: 0 })
+    Event::read(0, &mut RecordColumns { record, next: 0 })
 }
 
 /// The columns of `event_text` from id on for a row `e`, separated by commas. All are NULL unless `condition` holds: to
 /// convert them takes longer than to read the row.
 pub fn columns_sql(condition: &str) -> String {
-    let column = |column: Column| match column.kind {
-        Kind::Short | Kind::Long => format!("e.{}", column.name),
-        Kind::Id | Kind::Json => format!("e.{}::pg_catalog.text", column.name),
+    let column = |column: EventColumn| match column.kind {
+        ColumnKind::Short | ColumnKind::Long => format!("e.{}", column.name),
+        ColumnKind::Id | ColumnKind::Json => format!("e.{}::pg_catalog.text", column.name),
     };
     let columns = COLUMNS.into_iter().map(column).chain(created_at_sql("e.created_at"));
     let columns: Vec<String> = columns
@@ -65,12 +65,12 @@ impl EventRow for Returned<'_, '_> {
     }
 }
 
-struct Given<'a> {
+struct RecordColumns<'a> {
     record: &'a Record,
     next: usize,
 }
 
-impl EventRow for Given<'_> {
+impl EventRow for RecordColumns<'_> {
     type Error = Unreadable;
 
     fn text(&mut self) -> Result<Option<String>, Unreadable> {

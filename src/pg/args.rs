@@ -1,4 +1,4 @@
-//! Arguments and results of the functions that SQL calls, on the main thread of a session or worker. Text is converted
+//! Arguments and results of the functions that SQL calls, on the main thread of a session or worker. SqlText is converted
 //! between the encoding of the database and UTF-8. A list that does not fit into memory raises an error. JSON is passed
 //! on unread.
 
@@ -33,7 +33,7 @@ impl Args {
 
     pub fn text(&self, number: usize) -> Option<String> {
         // SAFETY: promised in `new`.
-        unsafe { pgrx::fcinfo::pg_getarg::<Text>(self.0, number).map(Text::into_string) }
+        unsafe { pgrx::fcinfo::pg_getarg::<SqlText>(self.0, number).map(SqlText::into_string) }
     }
 
     pub fn text_or_why_not(&self, number: usize) -> Result<Option<String>, Unreadable> {
@@ -84,7 +84,7 @@ impl Args {
 }
 
 impl Jsonb {
-    /// Parses JSON text. Text that is not JSON raises the server's error.
+    /// Parses JSON text. SqlText that is not JSON raises the server's error.
     pub fn of_text(json: &str) -> Self {
         let text = text::to_c_string(json);
         // SAFETY: the input function of jsonb takes a C string; its result lives as long as the call.
@@ -126,15 +126,15 @@ impl Jsonb {
 }
 
 /// A text as an argument or a result.
-pub struct Text(String);
+pub struct SqlText(String);
 
-impl Text {
+impl SqlText {
     pub fn into_string(self) -> String {
         self.0
     }
 }
 
-impl Deref for Text {
+impl Deref for SqlText {
     type Target = str;
 
     fn deref(&self) -> &str {
@@ -142,13 +142,13 @@ impl Deref for Text {
     }
 }
 
-impl From<String> for Text {
+impl From<String> for SqlText {
     fn from(text: String) -> Self {
         Self(text)
     }
 }
 
-impl From<&str> for Text {
+impl From<&str> for SqlText {
     fn from(text: &str) -> Self {
         Self(text.to_owned())
     }
@@ -160,8 +160,8 @@ pub struct Legible(pub String);
 /// A bytea as an argument that contains UTF-8, with replacement characters for invalid bytes.
 pub struct Utf8(pub String);
 
-/// Texts as an argument.
-pub struct Texts(pub Vec<Option<String>>);
+/// SqlTexts as an argument.
+pub struct SqlTexts(pub Vec<Option<String>>);
 
 /// An int2[] or int8[] as an argument, in which no element may be NULL.
 pub struct Integers(pub Vec<i64>);
@@ -176,14 +176,14 @@ fn refuse_null(what: &str) -> ! {
     )
 }
 
-impl FromDatum for Text {
+impl FromDatum for SqlText {
     unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
         // SAFETY: the caller says that this is a text.
         (!is_null).then(|| Self(unsafe { text::of_datum(datum) }.unwrap_or_else(|why| why.raise())))
     }
 }
 
-impl IntoDatum for Text {
+impl IntoDatum for SqlText {
     fn into_datum(self) -> Option<pg_sys::Datum> {
         Some(text::to_datum(&self.0))
     }
@@ -212,7 +212,7 @@ impl FromDatum for Utf8 {
     }
 }
 
-impl FromDatum for Texts {
+impl FromDatum for SqlTexts {
     unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
         // SAFETY: the caller says that this is an array of texts.
         (!is_null).then(|| Self(unsafe { array::texts(datum) }.unwrap_or_else(|why| why.raise())))
@@ -246,16 +246,16 @@ macro_rules! argument {
     };
 }
 
-argument!(Text, Legible, Utf8, Texts, Integers);
-impl_sql_translatable!(Text, "text");
+argument!(SqlText, Legible, Utf8, SqlTexts, Integers);
+impl_sql_translatable!(SqlText, "text");
 impl_sql_translatable!(JsonText, "text");
 impl_sql_translatable!(Legible, "text");
 impl_sql_translatable!(Utf8, "bytea");
-impl_sql_translatable!(Texts, "text[]");
+impl_sql_translatable!(SqlTexts, "text[]");
 impl_sql_translatable!(Integers, "int8[]");
 
 // SAFETY: a datum of type text.
-unsafe impl BoxRet for Text {
+unsafe impl BoxRet for SqlText {
     unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> Datum<'fcx> {
         // SAFETY: a text in the memory of the call.
         unsafe { fcinfo.return_raw_datum(text::to_datum(&self.0)) }

@@ -31,14 +31,14 @@ impl FirstRow {
 }
 
 /// An open table with its primary key. It has no destructor: after an ERROR the end of the transaction closes it.
-struct Keyed<const N: usize> {
+struct KeyedTable<const N: usize> {
     table: pg_sys::Relation,
     index: pg_sys::Relation,
     /// The numbers of the columns to read, those of the key first.
     columns: [i16; N],
 }
 
-impl<const N: usize> Keyed<N> {
+impl<const N: usize> KeyedTable<N> {
     /// Opens the table. None: it does not exist, lacks a column, or its primary key does not begin with the first
     /// `keys` columns.
     fn open(table: u32, columns: [&CStr; N], keys: usize) -> Option<Self> {
@@ -115,13 +115,13 @@ impl<const N: usize> Keyed<N> {
 }
 
 /// The open table `outbox`.
-pub struct OutboxLanes(Keyed<4>);
+pub struct OutboxLanes(KeyedTable<4>);
 
 impl OutboxLanes {
     /// Opens the table. None: it does not exist, or has another primary key.
     pub fn open(table: u32) -> Option<Self> {
         let columns = [c"destination", c"partition", c"seq", c"enqueued_at"];
-        Keyed::open(table, columns, 3).map(Self)
+        KeyedTable::open(table, columns, 3).map(Self)
     }
 
     pub fn close(self) {
@@ -180,7 +180,7 @@ impl OutboxLanes {
 /// The seq of the first dead letter with a seq of at least `floor`; with `blocks`, of the first that blocks others.
 /// None: there is none, or the table does not have the expected columns and key.
 pub fn first_dead(table: u32, blocks: bool, floor: i64) -> Option<i64> {
-    let dead: Keyed<2> = Keyed::open(table, [c"seq", c"blocks"], 1)?;
+    let dead: KeyedTable<2> = KeyedTable::open(table, [c"seq", c"blocks"], 1)?;
     let strategy = pg_sys::BTGreaterEqualStrategyNumber;
     let mut keys = [dead.key(0, strategy, pg_sys::F_INT8GE, floor.into())];
     let first = dead.first(&mut keys, |[seq, does_block]| {

@@ -73,15 +73,18 @@ impl Spi {
         spi::Spi::connect_mut(|client| body(unsafe { &mut *std::ptr::from_mut(client).cast() }))
     }
 
-    pub fn get_one<T: Column>(sql: &str) -> SpiResult<Option<T>> {
+    pub fn get_one<T: FromColumn>(sql: &str) -> SpiResult<Option<T>> {
         Self::get_one_with_args(sql, &[])
     }
 
-    pub fn get_one_with_args<T: Column>(sql: &str, args: &[Param]) -> SpiResult<Option<T>> {
+    pub fn get_one_with_args<T: FromColumn>(sql: &str, args: &[Param]) -> SpiResult<Option<T>> {
         Self::connect_mut(|client| client.update(sql, Some(1), args)?.first().get_one())
     }
 
-    pub fn get_two_with_args<A: Column, B: Column>(sql: &str, args: &[Param]) -> SpiResult<(Option<A>, Option<B>)> {
+    pub fn get_two_with_args<A: FromColumn, B: FromColumn>(
+        sql: &str,
+        args: &[Param],
+    ) -> SpiResult<(Option<A>, Option<B>)> {
         Self::connect_mut(|client| client.update(sql, Some(1), args)?.first().get_two())
     }
 
@@ -205,20 +208,22 @@ impl<'conn> SpiTupleTable<'conn> {
             .ok_or(SpiError::Statement(spi::SpiError::InvalidPosition))
     }
 
-    pub fn get<T: Column>(&self, ordinal: usize) -> SpiResult<Option<T>> {
+    pub fn get<T: FromColumn>(&self, ordinal: usize) -> SpiResult<Option<T>> {
         self.row()?.get(ordinal)
     }
 
-    pub fn get_one<A: Column>(&self) -> SpiResult<Option<A>> {
+    pub fn get_one<A: FromColumn>(&self) -> SpiResult<Option<A>> {
         self.get(1)
     }
 
-    pub fn get_two<A: Column, B: Column>(&self) -> SpiResult<(Option<A>, Option<B>)> {
+    pub fn get_two<A: FromColumn, B: FromColumn>(&self) -> SpiResult<(Option<A>, Option<B>)> {
         let row = self.row()?;
         Ok((row.get(1)?, row.get(2)?))
     }
 
-    pub fn get_three<A: Column, B: Column, C: Column>(&self) -> SpiResult<(Option<A>, Option<B>, Option<C>)> {
+    pub fn get_three<A: FromColumn, B: FromColumn, C: FromColumn>(
+        &self,
+    ) -> SpiResult<(Option<A>, Option<B>, Option<C>)> {
         let row = self.row()?;
         Ok((row.get(1)?, row.get(2)?, row.get(3)?))
     }
@@ -240,13 +245,13 @@ pub struct SpiHeapTupleData<'conn>(spi::SpiHeapTupleData<'conn>);
 
 impl SpiHeapTupleData<'_> {
     /// The value of a column, counted from one. None: it is NULL.
-    pub fn get<T: Column>(&self, ordinal: usize) -> SpiResult<Option<T>> {
+    pub fn get<T: FromColumn>(&self, ordinal: usize) -> SpiResult<Option<T>> {
         T::read(&self.0, ordinal)
     }
 }
 
 /// A type that a column can be read as.
-pub trait Column: Sized {
+pub trait FromColumn: Sized {
     fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>>;
 }
 
@@ -312,13 +317,13 @@ fn bytes<T>(
     read.map(Some).map_err(|why| SpiError::Unreadable { column, why })
 }
 
-impl Column for String {
+impl FromColumn for String {
     fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
         bytes(row, ordinal, TEXTS, text::from_server)
     }
 }
 
-impl Column for Lossy {
+impl FromColumn for Lossy {
     fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
         let lossy = |bytes: &[u8]| Ok(Self(text::from_server_lossy(bytes)));
         bytes(row, ordinal, TEXTS, lossy)
@@ -328,7 +333,7 @@ impl Column for Lossy {
 /// An integer of any size.
 pub struct Number(pub i64);
 
-impl Column for Number {
+impl FromColumn for Number {
     fn read(row: &spi::SpiHeapTupleData, column: usize) -> SpiResult<Option<Self>> {
         let entry = row.get_datum_by_ordinal(column)?;
         let number = match entry.oid() {
@@ -340,7 +345,7 @@ impl Column for Number {
     }
 }
 
-impl Column for Vec<Lossy> {
+impl FromColumn for Vec<Lossy> {
     fn read(row: &spi::SpiHeapTupleData, column: usize) -> SpiResult<Option<Self>> {
         let array = datum(row, column, &[pg_sys::TEXTARRAYOID])?;
         Ok(array.map(|array| {
@@ -351,7 +356,7 @@ impl Column for Vec<Lossy> {
 }
 
 /// Reads a tid.
-impl Column for RowId {
+impl FromColumn for RowId {
     fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
         let tid = datum(row, ordinal, &[pg_sys::TIDOID])?;
         // SAFETY: a tid is passed by reference, and is copied.
@@ -360,7 +365,7 @@ impl Column for RowId {
 }
 
 /// Reads a bytea.
-impl Column for Vec<u8> {
+impl FromColumn for Vec<u8> {
     fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
         bytes(row, ordinal, &[pg_sys::BYTEAOID], |bytes| {
             text::check_memory(bytes.len());
@@ -369,7 +374,7 @@ impl Column for Vec<u8> {
     }
 }
 
-impl Column for Vec<Option<String>> {
+impl FromColumn for Vec<Option<String>> {
     fn read(row: &spi::SpiHeapTupleData, column: usize) -> SpiResult<Option<Self>> {
         let Some(array) = datum(row, column, &[pg_sys::TEXTARRAYOID])? else {
             return Ok(None);
@@ -381,7 +386,7 @@ impl Column for Vec<Option<String>> {
 }
 
 /// Reads an array of texts without its NULLs.
-impl Column for Vec<String> {
+impl FromColumn for Vec<String> {
     fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
         let texts = Vec::<Option<String>>::read(row, ordinal)?;
         Ok(texts.map(|texts| texts.into_iter().flatten().collect()))
@@ -444,7 +449,7 @@ macro_rules! plain {
         $(
             impl Plain for $type {}
 
-            impl Column for $type {
+            impl FromColumn for $type {
                 fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
                     Ok(row.get(ordinal)?)
                 }

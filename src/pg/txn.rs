@@ -14,7 +14,7 @@ pub use super::guc::{set_for_session, set_locally};
 
 /// The reason of a rollback.
 #[derive(Debug)]
-pub struct Failure {
+pub struct TransactionFailure {
     pub message: String,
     /// Whether a lock timeout was the cause.
     pub locked: bool,
@@ -46,12 +46,12 @@ pub fn run<T>(
     timeout_ms: i32,
     durability: Durability,
     body: impl FnOnce() -> Result<T, String>,
-) -> Result<T, Failure> {
+) -> Result<T, TransactionFailure> {
     signals::in_transaction(true);
     if signals::ends_first() {
         signals::in_transaction(false);
         let message = "the worker is ending".to_owned();
-        return Err(Failure { message, locked: false });
+        return Err(TransactionFailure { message, locked: false });
     }
     stat::running(what);
     let result = PgTryBuilder::new(AssertUnwindSafe(|| {
@@ -67,7 +67,7 @@ pub fn run<T>(
             };
             set_locally(c"synchronous_commit", wait_for);
         }
-        let value = body().map_err(|message| Failure { message, locked: false })?;
+        let value = body().map_err(|message| TransactionFailure { message, locked: false })?;
         // SAFETY: ends what the sequence above began.
         unsafe {
             disable_timeout(STATEMENT_TIMEOUT, false);
@@ -146,9 +146,9 @@ fn report_of(caught: &CaughtError) -> &ErrorReportWithLevel {
     }
 }
 
-fn failure_of(caught: &CaughtError) -> Failure {
+fn failure_of(caught: &CaughtError) -> TransactionFailure {
     let report = report_of(caught);
-    Failure {
+    TransactionFailure {
         message: report.message().to_string(),
         locked: report.sql_error_code() == PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE,
     }

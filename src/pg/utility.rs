@@ -10,7 +10,7 @@ use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
 
 /// A statement of any session, about to run.
-pub enum Statement<'a> {
+pub enum UtilityStatement<'a> {
     Database(DatabaseStatement),
     Server(ServerStatement<'a>),
     /// SET of a setting of the extension: its name.
@@ -27,7 +27,7 @@ pub enum Statement<'a> {
 
 /// CREATE, ALTER or DROP DATABASE.
 pub struct DatabaseStatement {
-    pub kind: Kind,
+    pub kind: DatabaseChange,
     /// The OID of the database; for CREATE that of the template. 0 = there is none with that name.
     pub database: u32,
     /// Whether core will refuse it, because it is in a transaction block.
@@ -35,7 +35,7 @@ pub struct DatabaseStatement {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-pub enum Kind {
+pub enum DatabaseChange {
     /// DROP, RENAME and SET TABLESPACE: only for the owner, and no session may be connected.
     Takes,
     /// CREATE: no session may be connected to the template.
@@ -57,7 +57,7 @@ pub struct ServerStatement<'a> {
 }
 
 /// Called before such a statement. It may refuse it, or return false to leave it out.
-type Callback = fn(Statement) -> bool;
+type Callback = fn(UtilityStatement) -> bool;
 
 static CALLBACK: OnceLock<Callback> = OnceLock::new();
 static mut NEXT: pg_sys::ProcessUtility_hook_type = None;
@@ -146,12 +146,20 @@ unsafe extern "C-unwind" fn report(
         match (*node).type_ {
             NodeTag::T_DropdbStmt => {
                 let name = (*node.cast::<pg_sys::DropdbStmt>()).dbname;
-                database(Kind::Takes, name, context)
+                database(DatabaseChange::Takes, name, context)
             }
             NodeTag::T_AlterDatabaseStmt => {
                 let alter = node.cast::<pg_sys::AlterDatabaseStmt>();
                 let moves = option((*alter).options, c"tablespace").is_some();
-                database(if moves { Kind::Takes } else { Kind::Alters }, (*alter).dbname, context)
+                database(
+                    if moves {
+                        DatabaseChange::Takes
+                    } else {
+                        DatabaseChange::Alters
+                    },
+                    (*alter).dbname,
+                    context,
+                )
             }
             NodeTag::T_CreatedbStmt => {
                 let create = node.cast::<pg_sys::CreatedbStmt>();
@@ -159,7 +167,7 @@ unsafe extern "C-unwind" fn report(
                 let name = template.map_or(c"template1".as_ptr(), |option| {
                     pg_sys::defGetString(option).cast_const()
                 });
-                database(Kind::Copies, name, context)
+                database(DatabaseChange::Copies, name, context)
             }
             NodeTag::T_RenameStmt => rename(planned, query),
             NodeTag::T_CreateExtensionStmt => {
@@ -175,7 +183,7 @@ unsafe extern "C-unwind" fn report(
                 let is_value = (*set).kind == pg_sys::VariableSetKind::VAR_SET_VALUE && !(*set).name.is_null();
                 let name = if is_value { CStr::from_ptr((*set).name) } else { c"" };
                 let is_ours = (name.to_bytes().get(..7)).is_some_and(|prefix| prefix.eq_ignore_ascii_case(b"outbox."));
-                !is_ours || call(Statement::Set(text::of_c_str(name).to_ascii_lowercase()))
+                !is_ours || call(UtilityStatement::Set(text::of_c_str(name).to_ascii_lowercase()))
             }
             NodeTag::T_GrantRoleStmt => {
                 let grant = node.cast::<pg_sys::GrantRoleStmt>();
@@ -200,7 +208,7 @@ unsafe extern "C-unwind" fn report(
                 let commands = PgList::<pg_sys::AlterTableCmd>::from_pg((*alter).cmds);
                 let switches_all = commands.iter_ptr().all(|command| is_trigger_switch((*command).subtype));
                 let table = if switches_all { relation((*alter).relation) } else { 0 };
-                table == 0 || call(Statement::SwitchTriggers(table))
+                table == 0 || call(UtilityStatement::SwitchTriggers(table))
             }
             NodeTag::T_TruncateStmt => {
                 let truncate = node.cast::<pg_sys::TruncateStmt>();
@@ -211,26 +219,26 @@ unsafe extern "C-unwind" fn report(
                     .map(|name| relation(name));
                 restarted
                     .filter(|table| *table != 0)
-                    .all(|table| call(Statement::Restart(table)))
+                    .all(|table| call(UtilityStatement::Restart(table)))
             }
             _ => true,
         }
     }
 }
 
-fn call(statement: Statement) -> bool {
+fn call(statement: UtilityStatement) -> bool {
     CALLBACK.get().is_none_or(|callback| callback(statement))
 }
 
 /// A statement about the database with this name. Only RENAME, and what just changes a row, may be in a block.
-unsafe fn database(kind: Kind, name: *const c_char, context: pg_sys::ProcessUtilityContext::Type) -> bool {
+unsafe fn database(kind: DatabaseChange, name: *const c_char, context: pg_sys::ProcessUtilityContext::Type) -> bool {
     let is_top_level = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
     // SAFETY: a name of the grammar.
     let (database, is_refused) = unsafe {
-        let is_refused = kind != Kind::Alters && pg_sys::IsInTransactionBlock(is_top_level);
+        let is_refused = kind != DatabaseChange::Alters && pg_sys::IsInTransactionBlock(is_top_level);
         (pg_sys::get_database_oid(name, true).to_u32(), is_refused)
     };
-    call(Statement::Database(DatabaseStatement {
+    call(UtilityStatement::Database(DatabaseStatement {
         kind,
         database,
         is_refused,
@@ -243,12 +251,12 @@ unsafe fn rename(planned: *mut pg_sys::PlannedStmt, query: *const c_char) -> boo
     unsafe {
         let rename = (*planned).utilityStmt.cast::<pg_sys::RenameStmt>();
         match (*rename).renameType {
-            OBJECT_DATABASE => call(Statement::Database(DatabaseStatement {
-                kind: Kind::Takes,
+            OBJECT_DATABASE => call(UtilityStatement::Database(DatabaseStatement {
+                kind: DatabaseChange::Takes,
                 database: pg_sys::get_database_oid((*rename).subname, true).to_u32(),
                 is_refused: false, // it may be in a block
             })),
-            OBJECT_SCHEMA => call(Statement::RenameSchema(text::of_c((*rename).subname))),
+            OBJECT_SCHEMA => call(UtilityStatement::RenameSchema(text::of_c((*rename).subname))),
             OBJECT_FOREIGN_SERVER => {
                 let old = text::of_c((*(*rename).object.cast::<pg_sys::String>()).sval);
                 let known = catalog::foreign_server(&old);
@@ -274,7 +282,7 @@ unsafe fn server(
         let from = usize::try_from((*planned).stmt_location).unwrap_or(0).min(whole.len());
         let length = usize::try_from((*planned).stmt_len).ok().filter(|length| *length > 0);
         let statement = &whole[from..];
-        call(Statement::Server(ServerStatement {
+        call(UtilityStatement::Server(ServerStatement {
             wrapper,
             name: text::of_c(name),
             name_bytes: CStr::from_ptr(name).to_bytes(),
@@ -301,7 +309,7 @@ unsafe fn wait_for_another_create(name: *const c_char) {
 unsafe fn add_members(roles: impl Iterator<Item = *mut c_char>) -> bool {
     let mut roles = roles.filter(|role| !role.is_null());
     // SAFETY: names of the grammar.
-    roles.all(|role| call(Statement::AddMember(unsafe { text::of_c(role) })))
+    roles.all(|role| call(UtilityStatement::AddMember(unsafe { text::of_c(role) })))
 }
 
 fn is_trigger_switch(command: pg_sys::AlterTableType::Type) -> bool {

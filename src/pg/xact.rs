@@ -91,7 +91,7 @@ pub fn my_xid() -> u32 {
 
 /// Whether the next statement of this transaction sees what other sessions see: each statement takes a new snapshot,
 /// and the transaction has changed nothing.
-pub fn may_judge_for_all() -> bool {
+pub fn sees_latest_commits() -> bool {
     // SAFETY: reads a static of the server.
     let keeps_snapshot = unsafe { pg_sys::XactIsoLevel } >= pg_sys::XACT_REPEATABLE_READ as i32;
     !keeps_snapshot && my_xid() == 0 && !is_in_recovery()

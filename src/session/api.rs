@@ -4,7 +4,7 @@
 use crate::config;
 use crate::error::{self, UserError};
 use crate::event;
-use crate::pg::args::{Args, Integers, JsonText, Jsonb, Legible, Text, Texts, Utf8};
+use crate::pg::args::{Args, Integers, JsonText, Jsonb, Legible, SqlText, SqlTexts, Utf8};
 use crate::pg::catalog::{self, Oid};
 use crate::pg::clock::{now_us, since_1970};
 use crate::pg::lanes::{self, OutboxLanes};
@@ -93,20 +93,20 @@ fn enqueue(fcinfo: pg_sys::FunctionCallInfo, args: &Args, seqs: &[i64]) -> i64 {
 
 /// For a session that sets up something that will enqueue later.
 #[pg_extern(sql = false)]
-fn outbox_check_destination(destination: Option<Text>) {
+fn outbox_check_destination(destination: Option<SqlText>) {
     usable(destination.as_deref()).unwrap_or_else(|error| error.raise());
 }
 
 #[pg_extern(sql = false, immutable, strict, parallel_safe)]
-fn outbox_crc32(key: Text) -> i64 {
+fn outbox_crc32(key: SqlText) -> i64 {
     i64::from(crc32(&key))
 }
 
 #[pg_extern(sql = false)]
 fn outbox_partition_by(
-    partitioner: Option<Text>,
-    owner: Option<Text>,
-    key: Option<Text>,
+    partitioner: Option<SqlText>,
+    owner: Option<SqlText>,
+    key: Option<SqlText>,
     partition_count: Option<i32>,
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> Option<i32> {
@@ -120,7 +120,7 @@ fn outbox_partition_by(
 fn outbox_configure(
     partition_count: Option<i32>,
     leasing: Option<bool>,
-    partitioner: Option<Text>,
+    partitioner: Option<SqlText>,
     fcinfo: pg_sys::FunctionCallInfo,
 ) {
     partition::configure(fcinfo, partition_count, leasing, partitioner.as_deref())
@@ -162,9 +162,9 @@ fn outbox_source_set(fcinfo: pg_sys::FunctionCallInfo) {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_source_problem(fcinfo: pg_sys::FunctionCallInfo) -> Option<Text> {
+fn outbox_source_problem(fcinfo: pg_sys::FunctionCallInfo) -> Option<SqlText> {
     let source = sources::current(fcinfo).unwrap_or_else(|error| error.raise());
-    source?.problem().map(Text::from)
+    source?.problem().map(SqlText::from)
 }
 
 /// Reads from the source that is set.
@@ -174,26 +174,26 @@ fn query_source<T>(fcinfo: pg_sys::FunctionCallInfo, ask: impl FnOnce(&Source) -
 }
 
 #[pg_extern(sql = false)]
-fn outbox_source_events(seqs: Integers, bytes_max: i64, fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
+fn outbox_source_events(seqs: Integers, bytes_max: i64, fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<SqlText>> {
     let bytes_max = usize::try_from(bytes_max).unwrap_or(0);
     let events = query_source(fcinfo, |source| source.events(&seqs.0, bytes_max));
-    events.into_iter().map(|text| text.map(Text::from)).collect()
+    events.into_iter().map(|text| text.map(SqlText::from)).collect()
 }
 
 #[pg_extern(sql = false)]
 fn outbox_source_matching(
     seqs: Integers,
-    kind: Option<Text>,
-    aggregate_type: Option<Text>,
-    aggregate_id: Option<Text>,
+    kind: Option<SqlText>,
+    aggregate_type: Option<SqlText>,
+    aggregate_id: Option<SqlText>,
     created_from: Option<TimestampWithTimeZone>,
     created_to: Option<TimestampWithTimeZone>,
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> Vec<i64> {
     let criteria = Criteria {
-        kind: kind.map(Text::into_string),
-        aggregate_type: aggregate_type.map(Text::into_string),
-        aggregate_id: aggregate_id.map(Text::into_string),
+        kind: kind.map(SqlText::into_string),
+        aggregate_type: aggregate_type.map(SqlText::into_string),
+        aggregate_id: aggregate_id.map(SqlText::into_string),
         created_from,
         created_to,
     };
@@ -233,7 +233,7 @@ fn outbox_wake(more_waiting: i64, partitions: Integers, seqs: Integers) {
 
 /// Always returns true: a WHERE clause of claim_waiting calls it.
 #[pg_extern(sql = false)]
-fn outbox_record_shown(destination: Text, partition: i16, seq: i64) -> bool {
+fn outbox_record_shown(destination: SqlText, partition: i16, seq: i64) -> bool {
     if let Ok(partition) = Partition::new(i64::from(partition)) {
         effects::is_shown(&destination, partition, seq);
     }
@@ -241,13 +241,13 @@ fn outbox_record_shown(destination: Text, partition: i16, seq: i64) -> bool {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_record_pending(destination: Text, more: i64) {
+fn outbox_record_pending(destination: SqlText, more: i64) {
     effects::pending_changed(&destination, more);
 }
 
 /// All arrays have the same length.
 #[pg_extern(sql = false)]
-fn outbox_held(by_partition: bool, seqs: Integers, keys: Texts, partitions: Integers) -> Vec<i64> {
+fn outbox_held(by_partition: bool, seqs: Integers, keys: SqlTexts, partitions: Integers) -> Vec<i64> {
     let open = transactions::open_transactions();
     let is_held = |seq: i64, key: Option<&str>, partition: i64| match (by_partition, key) {
         (true, _) => Partition::new(partition).is_ok_and(|partition| {
@@ -265,19 +265,19 @@ fn outbox_held(by_partition: bool, seqs: Integers, keys: Texts, partitions: Inte
 
 #[pg_extern(sql = false)]
 fn outbox_judge(
-    wrapper: Option<Text>,
-    options: Option<Texts>,
+    wrapper: Option<SqlText>,
+    options: Option<SqlTexts>,
     seq: Option<i64>,
     attempts: Option<i32>,
-    error: Option<Text>,
+    error: Option<SqlText>,
     unsendable: Option<bool>,
-) -> Vec<Text> {
+) -> Vec<SqlText> {
     let default = config::default_target();
     let kind = wrapper.and_then(|name| Kind::of_wrapper(&name)).unwrap_or(Kind::Amqp);
     // A destination whose options cannot be read is judged by the settings, as a worker does it.
     let rules =
         target::described(kind, &default, &options_of(options), &[]).map_or(default.rules, |target| target.rules);
-    let reason = error.map_or_else(|| "failed".to_owned(), Text::into_string);
+    let reason = error.map_or_else(|| "failed".to_owned(), SqlText::into_string);
     let outcome = match unsendable.unwrap_or_default() {
         false => Outcome::Failed { reason },
         true => Outcome::Unsendable { reason },
@@ -295,7 +295,7 @@ fn outbox_judge(
         ending.delay_ms.unwrap_or_default().to_string(),
         ending.reason.unwrap_or_default().to_owned(),
     ];
-    judged.map(Text::from).into()
+    judged.map(SqlText::from).into()
 }
 
 #[pg_extern(sql = false)]
@@ -311,8 +311,8 @@ fn outbox_record_took(took_us: Integers) {
 /// seq is NULL if the messages are not known.
 #[pg_extern(sql = false)]
 fn outbox_record_error(
-    destination: Option<Text>,
-    error: Option<Text>,
+    destination: Option<SqlText>,
+    error: Option<SqlText>,
     is_dead: Option<bool>,
     seq: Option<i64>,
     count: Option<i64>,
@@ -325,7 +325,7 @@ fn outbox_record_error(
 }
 
 #[pg_extern(sql = false)]
-fn outbox_withdraw_unless_taken(destination: Text, partition: i16, seq: i64) -> bool {
+fn outbox_withdraw_unless_taken(destination: SqlText, partition: i16, seq: i64) -> bool {
     let partition = Partition::new(i64::from(partition));
     partition.map_or(true, |partition| {
         slot::withdraw_unless_taken(&destination, partition, seq)
@@ -334,12 +334,12 @@ fn outbox_withdraw_unless_taken(destination: Text, partition: i16, seq: i64) -> 
 
 /// For the functions of version 0.1.0.
 #[pg_extern(sql = false)]
-fn outbox_is_fast_in_flight(destination: Text, partition: i16, seq: i64) -> bool {
+fn outbox_is_fast_in_flight(destination: SqlText, partition: i16, seq: i64) -> bool {
     !outbox_withdraw_unless_taken(destination, partition, seq)
 }
 
 #[pg_extern(sql = false)]
-fn outbox_is_taken(destination: Text, partition: i16, seq: i64) -> bool {
+fn outbox_is_taken(destination: SqlText, partition: i16, seq: i64) -> bool {
     let partition = Partition::new(i64::from(partition));
     partition.is_ok_and(|partition| slot::is_taken(&destination, partition, seq))
 }
@@ -367,7 +367,7 @@ fn outbox_send_workers_away() -> bool {
 /// The standbys of outbox.standby_names that are missing, if messages wait for them, separated by commas; empty = none
 /// is named. NULL: enough are connected, or need not be.
 #[pg_extern(sql = false)]
-fn outbox_missing_standbys() -> Option<Text> {
+fn outbox_missing_standbys() -> Option<SqlText> {
     let standbys = config::standbys()?;
     if standbys.are_unnamed() {
         return Some(String::new().into());
@@ -421,7 +421,7 @@ fn outbox_counters() -> Option<Vec<i64>> {
 /// Four texts for each lane in which a message waits: destination, partition, seq of the first message, and when it was
 /// enqueued, in µs since 1970.
 #[pg_extern(sql = false)]
-fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
+fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<SqlText>> {
     let Some(outbox) = OutboxLanes::open(statements(fcinfo).outbox_table) else {
         return Vec::new();
     };
@@ -434,7 +434,7 @@ fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
         let enqueued_at_us = since_1970(first.enqueued_at).to_string();
         [first.destination, partition, seq, enqueued_at_us]
     });
-    texts.map(|text| Some(Text::from(text))).collect()
+    texts.map(|text| Some(SqlText::from(text))).collect()
 }
 
 /// The seq of the first dead letter, or of the first dead letter that blocks other messages.
@@ -452,10 +452,10 @@ fn outbox_first_dead(blocks: bool, fcinfo: pg_sys::FunctionCallInfo) -> Option<i
 /// functions above and below that return one area are for the SQL of version 0.1.0.
 #[pg_extern(sql = false)]
 fn outbox_shared_memory(
-    area: Option<Text>,
-    destination: Option<Text>,
+    area: Option<SqlText>,
+    destination: Option<SqlText>,
     fcinfo: pg_sys::FunctionCallInfo,
-) -> SetOfIterator<'static, Vec<Option<Text>>> {
+) -> SetOfIterator<'static, Vec<Option<SqlText>>> {
     let destination = destination.as_deref().unwrap_or_default();
     let (values, width) = match area.as_deref().unwrap_or_default() {
         // -1: dead letters are not counted.
@@ -467,14 +467,14 @@ fn outbox_shared_memory(
             let preloaded = Some(launcher::is_preloaded().to_string());
             let missing_slots = Some(launcher::missing_slots().to_string());
             let [obstacle, missing_standbys] =
-                [outbox_server_state(), outbox_missing_standbys()].map(|text| text.map(Text::into_string));
+                [outbox_server_state(), outbox_missing_standbys()].map(|text| text.map(SqlText::into_string));
             (vec![preloaded, obstacle, missing_slots, missing_standbys], 4)
         }
         "transactions" => (texts(transactions::flat().into_iter().map(Some)), 4),
         "first messages" if outbox_nothing_waits() => (Vec::new(), 4),
         "first messages" => {
             let first = outbox_first_waiting(fcinfo).into_iter();
-            (first.map(|text| text.map(Text::into_string)).collect(), 4)
+            (first.map(|text| text.map(SqlText::into_string)).collect(), 4)
         }
         "first dead letters" => (texts([false, true].map(|blocks| outbox_first_dead(blocks, fcinfo))), 2),
         "errors" => (error_groups::here().unwrap_or_default(), 7),
@@ -500,8 +500,8 @@ fn outbox_shared_memory(
         }
         _ => (Vec::new(), 1),
     };
-    let row = |row: &[Option<String>]| row.iter().map(|text| text.clone().map(Text::from)).collect();
-    let rows: Vec<Vec<Option<Text>>> = values.chunks(width).map(row).collect();
+    let row = |row: &[Option<String>]| row.iter().map(|text| text.clone().map(SqlText::from)).collect();
+    let rows: Vec<Vec<Option<SqlText>>> = values.chunks(width).map(row).collect();
     SetOfIterator::new(rows)
 }
 
@@ -530,11 +530,11 @@ fn outbox_recent_throughput() -> Option<Vec<Option<f64>>> {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_error_groups() -> Option<Vec<Option<Text>>> {
+fn outbox_error_groups() -> Option<Vec<Option<SqlText>>> {
     Some(
         error_groups::here()?
             .into_iter()
-            .map(|text| text.map(Text::from))
+            .map(|text| text.map(SqlText::from))
             .collect(),
     )
 }
@@ -545,22 +545,22 @@ fn outbox_recent_passes() -> Option<Vec<i64>> {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_destination_stats(destination: Text) -> Option<Vec<Option<f64>>> {
+fn outbox_destination_stats(destination: SqlText) -> Option<Vec<Option<f64>>> {
     statistics::of(&destination)
 }
 
 #[pg_extern(sql = false)]
-fn outbox_destination_latency(destination: Text) -> Option<Vec<f64>> {
+fn outbox_destination_latency(destination: SqlText) -> Option<Vec<f64>> {
     statistics::latency_of(&destination)
 }
 
 #[pg_extern(sql = false)]
-fn outbox_destination_history(destination: Text) -> Option<Vec<i64>> {
+fn outbox_destination_history(destination: SqlText) -> Option<Vec<i64>> {
     statistics::history_of(&destination)
 }
 
 #[pg_extern(sql = false)]
-fn outbox_request_recheck(destination: Text) -> bool {
+fn outbox_request_recheck(destination: SqlText) -> bool {
     let heard = statistics::request_recheck(&destination);
     if heard {
         databases::wake_workers();
@@ -609,7 +609,7 @@ fn outbox_end_request() {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_server_workers() -> Option<Vec<Text>> {
+fn outbox_server_workers() -> Option<Vec<SqlText>> {
     let numbers = workers::workers_here()?;
     Some(
         numbers
@@ -620,7 +620,7 @@ fn outbox_server_workers() -> Option<Vec<Text>> {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_leases_last(worker: Text) -> bool {
+fn outbox_leases_last(worker: SqlText) -> bool {
     workers::leases_last(&worker)
 }
 
@@ -635,22 +635,22 @@ fn outbox_missing_slots() -> i32 {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_server_state() -> Option<Text> {
+fn outbox_server_state() -> Option<SqlText> {
     match databases::my_database() {
-        Some(database) => database.obstacle().map(Text::from),
-        None => databases::lacks_entry().then(|| Text::from("databases")),
+        Some(database) => database.obstacle().map(SqlText::from),
+        None => databases::lacks_entry().then(|| SqlText::from("databases")),
     }
 }
 
 /// Returns the reason if a message with these texts can never be sent.
 #[pg_extern(sql = false)]
-fn outbox_unreadable(fcinfo: pg_sys::FunctionCallInfo) -> Option<Text> {
+fn outbox_unreadable(fcinfo: pg_sys::FunctionCallInfo) -> Option<SqlText> {
     // SAFETY: the call's own fcinfo; the types are as sql/src/30_worker.sql declares them.
     let args = unsafe { Args::new(fcinfo) };
     let key = args.text_or_why_not(0).map(drop).map_err(|why| why.to_string());
     let event = args.record(1, event::FIRST)?;
     let event = event::of_record(&event).map_err(|why| why.to_string());
-    sendable(key, event).err().map(Text::from)
+    sendable(key, event).err().map(SqlText::from)
 }
 
 #[pg_extern(sql = false)]
@@ -660,11 +660,11 @@ fn outbox_json_text(fcinfo: pg_sys::FunctionCallInfo) -> Option<JsonText> {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_legible(text: Legible) -> Text {
+fn outbox_legible(text: Legible) -> SqlText {
     text.0.into()
 }
 
 #[pg_extern(sql = false)]
-fn outbox_of_utf8(text: Utf8) -> Text {
+fn outbox_of_utf8(text: Utf8) -> SqlText {
     text.0.into()
 }

@@ -2,7 +2,7 @@
 //! bodies. Called by SQL in a user's backend, on its main thread.
 
 use crate::error::{self, UserError};
-use crate::pg::args::{Text, Texts};
+use crate::pg::args::{SqlText, SqlTexts};
 use crate::pg::catalog::{self, Oid, OptionsOf};
 use crate::pg::security;
 use crate::store::{self, body};
@@ -11,17 +11,17 @@ use outbox_transport::target::{self, Kind, Level};
 use pgrx::prelude::*;
 
 #[pg_extern(sql = false)]
-fn outbox_amqp_validator(options: Texts, catalog: Oid) {
+fn outbox_amqp_validator(options: SqlTexts, catalog: Oid) {
     check_options(Kind::Amqp, options, catalog);
 }
 
 #[pg_extern(sql = false)]
-fn outbox_http_validator(options: Texts, catalog: Oid) {
+fn outbox_http_validator(options: SqlTexts, catalog: Oid) {
     check_options(Kind::Http, options, catalog);
 }
 
 /// Options in the form of CREATE SERVER and CREATE USER MAPPING: `name=value` each.
-fn check_options(kind: Kind, options: Texts, catalog: Oid) {
+fn check_options(kind: Kind, options: SqlTexts, catalog: Oid) {
     let options = options_of(Some(options));
     let level = match catalog::options_of(catalog) {
         OptionsOf::Server => Level::Server,
@@ -58,7 +58,7 @@ fn body_of(kind: Kind, options: &target::Options) -> Option<BodyFunction> {
 
 /// Returns what is wrong with the function of a destination, and the remedy.
 #[pg_extern(sql = false)]
-fn outbox_body_problem(destination: Text) -> Option<Vec<Text>> {
+fn outbox_body_problem(destination: SqlText) -> Option<Vec<SqlText>> {
     let server = store::server_of(&destination)?;
     let body = body_of(Kind::of_wrapper(&server.wrapper)?, &server.options)?;
     let problem = body::problem(&destination, &body)?;
@@ -66,7 +66,7 @@ fn outbox_body_problem(destination: Text) -> Option<Vec<Text>> {
 }
 
 /// Options in the form of the catalogs: `name=value` each.
-pub fn options_of(options: Option<Texts>) -> Vec<(String, String)> {
+pub fn options_of(options: Option<SqlTexts>) -> Vec<(String, String)> {
     let options = options.map_or_else(Vec::new, |texts| texts.0);
     target::split(&options.into_iter().flatten().collect::<Vec<String>>())
 }

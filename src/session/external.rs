@@ -4,7 +4,7 @@
 //! Runs on the main thread of the session's backend.
 
 use crate::error::{UserError, internal};
-use crate::pg::args::{Integers, Text};
+use crate::pg::args::{Integers, SqlText};
 use crate::pg::clock::now_us;
 use crate::pg::{bgworker, catalog, latch, security, signals, txn};
 use crate::shared::lanes::Class;
@@ -52,7 +52,7 @@ fn as_me<T>(body: impl FnOnce(&mut Me) -> T) -> T {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_work_join(label: Text) -> Text {
+fn outbox_work_join(label: SqlText) -> SqlText {
     let known = ME.with_borrow(|me| me.as_ref().map(|me| me.id.clone()));
     let id = known.unwrap_or_else(|| match join(&label) {
         Ok(me) => {
@@ -129,14 +129,14 @@ fn outbox_work_quit() {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_work_me() -> Text {
+fn outbox_work_me() -> SqlText {
     as_me(|me| me.id.as_str().into())
 }
 
 /// The worker, if this session may act as it. A role with the rights of the current role, which owns the tables, may act
 /// as any: so do the workers in the server.
 #[pg_extern(sql = false)]
-fn outbox_check_worker(worker: Text) -> Text {
+fn outbox_check_worker(worker: SqlText) -> SqlText {
     if catalog::has_rights_of(security::session_user(), security::current_user()) {
         return worker;
     }
@@ -273,7 +273,7 @@ fn outbox_is_on_disk(position: i64) -> bool {
 /// In lines: the position of WAL that is on disk, behind all commits of this session; then the position and the name of
 /// each standby.
 #[pg_extern(sql = false)]
-fn outbox_work_standbys() -> Text {
+fn outbox_work_standbys() -> SqlText {
     as_me(|_| ());
     let replication = standbys::replication().unwrap_or_else(|error| internal(error).raise());
     let line = |standby: &Standby| format!("\n{} {}", standby.flushed, standby.name);
@@ -303,7 +303,7 @@ fn outbox_work_adopt(prepared: Integers) {
 /// Records what a settle ended in the statistics of its destination: the numbers published, retried, dead, expired and
 /// released, and the delivery times of the published ones.
 #[pg_extern(sql = false)]
-fn outbox_work_count(destination: Text, ended: Integers, took_us: Integers) {
+fn outbox_work_count(destination: SqlText, ended: Integers, took_us: Integers) {
     let [published, retried, dead, expired, released] = ended.0[..] else {
         return;
     };
@@ -326,7 +326,7 @@ fn outbox_work_count(destination: Text, ended: Integers, took_us: Integers) {
 
 /// The number of messages of a destination that this session has claimed and not settled.
 #[pg_extern(sql = false)]
-fn outbox_work_in_flight(destination: Text, in_flight: i32) {
+fn outbox_work_in_flight(destination: SqlText, in_flight: i32) {
     as_me(|me| stats_of(me, &destination).set_in_flight(usize::try_from(in_flight).unwrap_or(0)));
 }
 

@@ -35,12 +35,12 @@ struct CapturedTable {
 #[derive(Default)]
 struct Nesting {
     tables: HashMap<u32, CapturedTable>,
-    now: Now,
+    now: Writing,
 }
 
 /// What is being written now.
 #[derive(Clone, Default)]
-struct Now {
+struct Writing {
     /// The table and the depth of the statement whose events are being written, if it is an inner one.
     inner: Option<(u32, i32)>,
     /// The depth of triggers of a publish that writes events by a statement, and its destination.
@@ -89,7 +89,7 @@ pub fn is_publishing_to(destination: &str) -> bool {
 }
 
 /// Runs `body` after this change, which ends with it.
-fn during<T>(change: impl FnOnce(&mut Now), body: impl FnOnce() -> T) -> T {
+fn during<T>(change: impl FnOnce(&mut Writing), body: impl FnOnce() -> T) -> T {
     let _restores = Restores(NESTING.with_borrow_mut(|nesting| {
         let before = nesting.now.clone();
         change(&mut nesting.now);
@@ -98,7 +98,7 @@ fn during<T>(change: impl FnOnce(&mut Now), body: impl FnOnce() -> T) -> T {
     body()
 }
 
-struct Restores(Now);
+struct Restores(Writing);
 
 impl Drop for Restores {
     fn drop(&mut self) {

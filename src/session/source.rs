@@ -5,7 +5,7 @@ use crate::error::{self, UserError, invalid};
 use crate::pg::catalog;
 use crate::pg::trigger::Call;
 use crate::session::store::source::{self, Relation};
-use crate::store::source::{Kind, Mapping, PARTS, Source};
+use crate::store::source::{Mapping, PARTS, PartKind, Source};
 use pgrx::spi::quote_identifier;
 use pgrx::{PgBuiltInOids, PgSqlErrorCode};
 
@@ -106,7 +106,7 @@ fn check_relation(relation: &Relation) -> Result<(), UserError> {
     Ok(())
 }
 
-fn check_expression(source: &Source, part: &str, kind: Kind, expression: &str) -> Result<(), UserError> {
+fn check_expression(source: &Source, part: &str, kind: PartKind, expression: &str) -> Result<(), UserError> {
     let found = source.type_of(expression).map_err(|cause| UserError {
         detail: Some(format!("{expression}: {cause}.")),
         ..invalid(
@@ -117,13 +117,13 @@ fn check_expression(source: &Source, part: &str, kind: Kind, expression: &str) -
     let is_one_of = |types: &[PgBuiltInOids]| types.iter().any(|oid| oid.value().to_u32() == found);
     type Is = PgBuiltInOids;
     let hint = match kind {
-        Kind::Seq if !is_one_of(&[Is::INT2OID, Is::INT4OID, Is::INT8OID, Is::NUMERICOID]) => {
+        PartKind::Seq if !is_one_of(&[Is::INT2OID, Is::INT4OID, Is::INT8OID, Is::NUMERICOID]) => {
             "It must be an integer above 0: convert it, and create an index on the same expression."
         }
-        Kind::Time if !is_one_of(&[Is::TIMESTAMPTZOID]) => {
+        PartKind::Time if !is_one_of(&[Is::TIMESTAMPTZOID]) => {
             "It must be a timestamptz; of a timestamp in UTC it is: created_at at time zone 'UTC'."
         }
-        Kind::Json if is_one_of(&[Is::TEXTOID, Is::VARCHAROID, Is::BPCHAROID, Is::BYTEAOID]) => {
+        PartKind::Json if is_one_of(&[Is::TEXTOID, Is::VARCHAROID, Is::BPCHAROID, Is::BYTEAOID]) => {
             "Text that holds JSON: data::json. Any other text: to_jsonb(data)."
         }
         _ => return Ok(()),

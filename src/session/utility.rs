@@ -7,7 +7,7 @@
 use crate::config;
 use crate::error::{UserError, warning};
 use crate::pg::clock::now_us;
-use crate::pg::utility::{self, DatabaseStatement, Kind, ServerStatement, Statement};
+use crate::pg::utility::{self, DatabaseChange, DatabaseStatement, ServerStatement, UtilityStatement};
 use crate::pg::{catalog, latch, signals};
 use crate::session::effects;
 use crate::shared::{databases, launcher, workers};
@@ -30,15 +30,15 @@ pub fn init() {
 }
 
 /// Refuses a statement, or returns whether it is to run.
-fn before(statement: Statement) -> bool {
+fn before(statement: UtilityStatement) -> bool {
     match statement {
-        Statement::Database(statement) => before_database(&statement),
-        Statement::Server(statement) => refuse_long_name(&statement),
-        Statement::Set(setting) => warn_without_effect(&setting),
-        Statement::RenameSchema(name) => refuse_new_name_of_schema(&name),
-        Statement::AddMember(role) => refuse_member(&role),
-        Statement::SwitchTriggers(table) => return !keeps_triggers(table),
-        Statement::Restart(table) => refuse_restart(table),
+        UtilityStatement::Database(statement) => before_database(&statement),
+        UtilityStatement::Server(statement) => refuse_long_name(&statement),
+        UtilityStatement::Set(setting) => warn_without_effect(&setting),
+        UtilityStatement::RenameSchema(name) => refuse_new_name_of_schema(&name),
+        UtilityStatement::AddMember(role) => refuse_member(&role),
+        UtilityStatement::SwitchTriggers(table) => return !keeps_triggers(table),
+        UtilityStatement::Restart(table) => refuse_restart(table),
     }
     true
 }
@@ -48,7 +48,7 @@ fn before_database(statement: &DatabaseStatement) {
     if statement.is_refused || !may(statement) {
         return;
     }
-    if statement.kind == Kind::Alters {
+    if statement.kind == DatabaseChange::Alters {
         effects::databases_change();
     } else {
         send_workers_away(statement.database, false);
@@ -78,9 +78,9 @@ fn may(statement: &DatabaseStatement) -> bool {
     let database = statement.database;
     database != 0
         && match statement.kind {
-            Kind::Takes => database != catalog::my_database() && catalog::owns_database(database),
-            Kind::Copies => catalog::may_copy_database(database),
-            Kind::Alters => catalog::owns_database(database),
+            DatabaseChange::Takes => database != catalog::my_database() && catalog::owns_database(database),
+            DatabaseChange::Copies => catalog::may_copy_database(database),
+            DatabaseChange::Alters => catalog::owns_database(database),
         }
 }
 

@@ -122,7 +122,7 @@ impl ViewFloors {
     /// not below a seq.
     pub fn read_dead(&self, blocks: bool, first: impl Fn(i64) -> Option<i64>) -> Option<i64> {
         let floor = &self.dead[usize::from(blocks)];
-        if !xact::may_judge_for_all() {
+        if !xact::sees_latest_commits() {
             return first(floor.peek().from()?);
         }
         let version = floor.take();
@@ -210,7 +210,7 @@ pub fn read(outbox: &OutboxLanes, floors: Option<(&ViewFloors, u32)>) -> Vec<Fir
     };
     match floors.now() {
         (_, FloorMode::On) => at_known_lanes(outbox, table, moves),
-        (word, FloorMode::Off | FloorMode::Beginning) if xact::may_judge_for_all() => {
+        (word, FloorMode::Off | FloorMode::Beginning) if xact::sees_latest_commits() => {
             let Some(word) = floors.change(word, FloorMode::Beginning) else {
                 return everywhere(outbox);
             };
@@ -239,7 +239,7 @@ fn everywhere(outbox: &OutboxLanes) -> Vec<FirstRow> {
 }
 
 fn at_known_lanes(outbox: &OutboxLanes, table: &FloorTable, moves: u32) -> Vec<FirstRow> {
-    let may_raise = xact::may_judge_for_all();
+    let may_raise = xact::sees_latest_commits();
     let first_of = |lane: &LaneFloor| {
         let version = match may_raise {
             true => lane.floor.take(),

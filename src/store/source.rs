@@ -13,7 +13,7 @@ use crate::event::created_at_sql;
 use crate::limits::{STATEMENT_TIMEOUT_MS, check_body};
 use crate::pg::spi::{Lossy, Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult, SpiTupleTable};
 use crate::pg::{catalog, guc, security, signals, text, txn};
-use outbox_core::event::{self, COLUMNS, Column, Event};
+use outbox_core::event::{self, COLUMNS, Event, EventColumn};
 use outbox_core::message::Outcome;
 use pgrx::spi::quote_identifier;
 use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
@@ -60,25 +60,25 @@ const CANCELED: &str = "(SQLSTATE 57014)";
 const PATIENT: (&CStr, &CStr) = (c"lock_timeout", c"1s");
 
 /// The mapped parts of an event, in the order of the arguments of outbox_source_set: required ones, other columns, the key.
-pub const PARTS: [(&str, Kind); COLUMNS.len() + 3] = parts();
+pub const PARTS: [(&str, PartKind); COLUMNS.len() + 3] = parts();
 const SEQ: usize = 0;
 const TYPE: usize = 1;
 const CREATED_AT: usize = 2;
 const AGGREGATE: [usize; 2] = [4, 5];
 const KEY: usize = PARTS.len() - 1;
 
-const fn parts() -> [(&'static str, Kind); COLUMNS.len() + 3] {
+const fn parts() -> [(&'static str, PartKind); COLUMNS.len() + 3] {
     let [id, kind, ..] = &COLUMNS;
-    let mut parts = [("key", Kind::Text); COLUMNS.len() + 3];
-    parts[SEQ] = ("seq", Kind::Seq);
-    parts[TYPE] = (kind.name, Kind::Text);
-    parts[CREATED_AT] = ("created_at", Kind::Time);
-    parts[CREATED_AT + 1] = (id.name, Kind::Text);
+    let mut parts = [("key", PartKind::Text); COLUMNS.len() + 3];
+    parts[SEQ] = ("seq", PartKind::Seq);
+    parts[TYPE] = (kind.name, PartKind::Text);
+    parts[CREATED_AT] = ("created_at", PartKind::Time);
+    parts[CREATED_AT + 1] = (id.name, PartKind::Text);
     let mut column = 2;
     while column < COLUMNS.len() {
         let kind = match COLUMNS[column].kind {
-            event::Kind::Json => Kind::Json,
-            _ => Kind::Text,
+            event::ColumnKind::Json => PartKind::Json,
+            _ => PartKind::Text,
         };
         parts[column + 2] = (COLUMNS[column].name, kind);
         column += 1;
@@ -87,7 +87,7 @@ const fn parts() -> [(&'static str, Kind); COLUMNS.len() + 3] {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-pub enum Kind {
+pub enum PartKind {
     Seq,
     Text,
     Json,
@@ -450,8 +450,8 @@ impl Source {
             .collect();
         // One seq after the other, in the given order. ORDER BY would copy all events into a sort, and beyond work_mem into a
         // file. OFFSET 0 keeps the planner from another join. The names are those of no column.
-        let text = |column: Column| match (column.kind, column.is_required) {
-            (event::Kind::Json, true) => format!("coalesce(x.outbox_{}, 'null')", column.name),
+        let text = |column: EventColumn| match (column.kind, column.is_required) {
+            (event::ColumnKind::Json, true) => format!("coalesce(x.outbox_{}, 'null')", column.name),
             _ => format!("x.outbox_{}", column.name),
         };
         format!(
@@ -466,10 +466,10 @@ impl Source {
     }
 
     fn keys_sql(&self) -> String {
-        let [kind, id, key] = [AGGREGATE[0], AGGREGATE[1], KEY].map(|part| self.column(part, Kind::Text));
+        let [kind, id, key] = [AGGREGATE[0], AGGREGATE[1], KEY].map(|part| self.column(part, PartKind::Text));
         format!(
             "select {}, {kind}, {id}, {key} from {} as r where {} = any ($1)",
-            self.column(SEQ, Kind::Seq),
+            self.column(SEQ, PartKind::Seq),
             self.relation,
             self.expression(SEQ)
         )
@@ -480,7 +480,7 @@ impl Source {
         format!("({}\n)", self.mapping[part].as_deref().unwrap_or("null"))
     }
 
-    fn column(&self, part: usize, kind: Kind) -> String {
+    fn column(&self, part: usize, kind: PartKind) -> String {
         let (name, _) = PARTS[part];
         let expression = match (&self.mapping[part], name) {
             (None, "id") => self.expression(SEQ),
@@ -489,10 +489,10 @@ impl Source {
             _ => self.expression(part),
         };
         match kind {
-            Kind::Seq => format!("{expression}::int8"),
-            Kind::Text => format!("{expression}::text"),
-            Kind::Json => format!("to_json({expression})::text"),
-            Kind::Time => format!("{expression}::timestamptz"),
+            PartKind::Seq => format!("{expression}::int8"),
+            PartKind::Text => format!("{expression}::text"),
+            PartKind::Json => format!("to_json({expression})::text"),
+            PartKind::Time => format!("{expression}::timestamptz"),
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::limits::STATEMENT_TIMEOUT_MS;
 use crate::pg::clock::now_us;
 use crate::pg::spi::SpiResult;
 use crate::pg::text;
-use crate::pg::txn::{Durability, Failure};
+use crate::pg::txn::{Durability, TransactionFailure};
 use crate::pg::{latch, signals};
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fields::RowCount;
@@ -406,7 +406,7 @@ fn attempt<T>(what: &CStr, body: impl FnOnce() -> SpiResult<T>) -> Option<T> {
 }
 
 /// The value of a step; None if the step failed, which is logged.
-fn or_log<T>(what: &CStr, result: Result<T, Failure>) -> Option<T> {
+fn or_log<T>(what: &CStr, result: Result<T, TransactionFailure>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
         Err(_) if signals::is_shutdown_requested() => None, // the shutdown cancelled the statement

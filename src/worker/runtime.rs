@@ -5,7 +5,7 @@ use super::context::WorkerContext;
 use super::transaction::{self, LAST_TRANSACTION_MS, held_transaction, in_transaction};
 use crate::config::Settings;
 use crate::pg::clock::now_us;
-use crate::pg::txn::{Durability, Failure};
+use crate::pg::txn::{Durability, TransactionFailure};
 use crate::pg::{bgworker, catalog, signals};
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fastpath::slot;
@@ -171,7 +171,7 @@ impl outbox_worker::Runtime for ServerRuntime {
 
     /// Reads changed settings and destinations. Returns `NewSession` if a new session would start with other settings:
     /// this worker then ends.
-    fn refresh(&self, immediately: bool) -> Result<Refresh, Failure> {
+    fn refresh(&self, immediately: bool) -> Result<Refresh, TransactionFailure> {
         let (now, store) = (Instant::now(), &self.context.store);
         let changes = self.context.changes_by_hand();
         let must_read = immediately || changes != self.context.changes_seen.get() || now >= self.read_due.get();
@@ -225,7 +225,7 @@ impl outbox_worker::Runtime for ServerRuntime {
         &self,
         is_idle: bool,
         plan: &mut dyn FnMut(&[String], &[Lease]) -> LeaseChanges,
-    ) -> Result<Tended, Failure> {
+    ) -> Result<Tended, TransactionFailure> {
         let WorkerContext {
             store, slot, database, ..
         } = &self.context;
@@ -279,25 +279,25 @@ impl outbox_worker::Runtime for ServerRuntime {
         databases::recheck();
     }
 
-    fn purge(&self) -> Result<i64, Failure> {
+    fn purge(&self) -> Result<i64, TransactionFailure> {
         let purge = || self.context.store.protocol.purge_workers();
         in_transaction(c"outbox: purge workers", Durability::Relaxed, purge)
     }
 
-    fn leave(&self) -> Result<(), Failure> {
+    fn leave(&self) -> Result<(), TransactionFailure> {
         let leave = || self.context.store.protocol.leave();
         held_transaction(c"outbox: leave", LAST_TRANSACTION_MS, Durability::Relaxed, leave)
     }
 
     // ---- standbys ---------------------------------------------------------------------------------------------------
 
-    fn replication(&self) -> Result<Replication, Failure> {
+    fn replication(&self) -> Result<Replication, TransactionFailure> {
         in_transaction(c"outbox: read standbys", Durability::Relaxed, standbys::replication)
     }
 
     // ---- shared memory ----------------------------------------------------------------------------------------------
 
-    fn take_rewinds(&self, destination: &str, leases: &[Held]) -> Result<Vec<(Partition, i64)>, Failure> {
+    fn take_rewinds(&self, destination: &str, leases: &[Held]) -> Result<Vec<(Partition, i64)>, TransactionFailure> {
         transactions::reap(); // first: it also records the rewinds of prepared transactions that have ended
         let (class, slot) = (Class::of(destination), self.context.slot);
         let take = |database: &databases::DatabaseEntry| {
@@ -402,7 +402,7 @@ impl outbox_worker::Runtime for ServerRuntime {
         destination: &str,
         status: Option<&ConnectionStatus>,
         requested_at_us: Option<i64>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), TransactionFailure> {
         let state = status.map(|status| status.state.name());
         let reason = status.and_then(|status| status.reason).map(StatusReason::name);
         let detail = status.and_then(ConnectionStatus::detail_and_remedy);
@@ -427,7 +427,7 @@ impl outbox_worker::Runtime for ServerRuntime {
         }
     }
 
-    fn failed(&self, failure: Failure) -> Result<u32, Failure> {
+    fn failed(&self, failure: TransactionFailure) -> Result<u32, TransactionFailure> {
         if signals::is_shutdown_requested() {
             return Ok(0); // the shutdown cancelled the statement
         }
@@ -440,9 +440,9 @@ impl outbox_worker::Runtime for ServerRuntime {
 }
 
 impl Memory for ServerRuntime {
-    type Error = Failure;
+    type Error = TransactionFailure;
 
-    fn open_transactions(&self) -> Result<Vec<OpenTransaction>, Failure> {
+    fn open_transactions(&self) -> Result<Vec<OpenTransaction>, TransactionFailure> {
         Ok(transactions::open_transactions())
     }
 

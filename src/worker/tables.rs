@@ -5,7 +5,7 @@ use super::transaction::{LAST_TRANSACTION_MS, held_transaction, in_transaction};
 use crate::limits::STATEMENT_TIMEOUT_MS;
 use crate::pg::clock::now_us;
 use crate::pg::spi::SpiResult;
-use crate::pg::txn::{self, Durability, Failure};
+use crate::pg::txn::{self, Durability, TransactionFailure};
 use crate::worker::store::SpiDb;
 use outbox_core::engine::{Batch, DueMessages, Held, Lane, Settlement, StatementTimeout, Tables};
 use outbox_core::key_order::{BlockedKey, OrderedKey};
@@ -22,7 +22,7 @@ impl WorkerContext {
         timeout: StatementTimeout,
         unclaim: &Disposition,
         claim: impl FnOnce(&WorkerProtocol<SpiDb>) -> SpiResult<(ClaimedBatch, T)>,
-    ) -> Result<(Batch, T), Failure> {
+    ) -> Result<(Batch, T), TransactionFailure> {
         let body = self.with_destination(destination, |served| served.body.clone());
         let (claimed, more) = in_transaction(c"outbox: claim", Durability::Relaxed, || {
             if timeout == StatementTimeout::Short {
@@ -47,7 +47,7 @@ fn release() -> Disposition {
 }
 
 impl Tables for WorkerContext {
-    type Error = Failure;
+    type Error = TransactionFailure;
 
     fn settle(
         &self,
@@ -55,7 +55,7 @@ impl Tables for WorkerContext {
         batch: &[Settlement],
         dead_blocks: Blocks,
         timeout: StatementTimeout,
-    ) -> Result<usize, Failure> {
+    ) -> Result<usize, TransactionFailure> {
         let timeout_ms = match timeout {
             StatementTimeout::Usual => STATEMENT_TIMEOUT_MS,
             StatementTimeout::Short => LAST_TRANSACTION_MS,
@@ -65,14 +65,14 @@ impl Tables for WorkerContext {
         })
     }
 
-    fn claim(&self, destination: &str, lanes: &[Lane], timeout: StatementTimeout) -> Result<Batch, Failure> {
+    fn claim(&self, destination: &str, lanes: &[Lane], timeout: StatementTimeout) -> Result<Batch, TransactionFailure> {
         self.run_claim(destination, timeout, &release(), |protocol| {
             Ok((protocol.claim(destination, lanes)?, ()))
         })
         .map(|(batch, ())| batch)
     }
 
-    fn claim_unleased(&self, destination: &str, limit: u32) -> Result<Batch, Failure> {
+    fn claim_unleased(&self, destination: &str, limit: u32) -> Result<Batch, TransactionFailure> {
         let (token, ttl_s) = (self.row_token, self.settings.borrow().claim_ttl_s);
         self.run_claim(destination, StatementTimeout::Usual, &release(), |protocol| {
             Ok((protocol.claim_unleased(destination, token, ttl_s, limit)?, ()))
@@ -86,12 +86,12 @@ impl Tables for WorkerContext {
         epoch: i64,
         read_limit: i64,
         limit: u32,
-    ) -> Result<(Batch, bool), Failure> {
+    ) -> Result<(Batch, bool), TransactionFailure> {
         let claim = |protocol: &WorkerProtocol<SpiDb>| protocol.claim_waiting(key, epoch, read_limit, limit);
         self.run_claim(&key.destination, StatementTimeout::Usual, &Disposition::Wait, claim)
     }
 
-    fn bring_due(&self, leases: Option<&[Held]>) -> Result<DueMessages, Failure> {
+    fn bring_due(&self, leases: Option<&[Held]>) -> Result<DueMessages, TransactionFailure> {
         let due = in_transaction(c"outbox: bring back due messages", Durability::Relaxed, || {
             self.store.protocol.bring_due(leases)
         })?;
@@ -101,7 +101,7 @@ impl Tables for WorkerContext {
         Ok(due)
     }
 
-    fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<BlockedKey>, Failure> {
+    fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<BlockedKey>, TransactionFailure> {
         in_transaction(c"outbox: read blocked keys", Durability::Relaxed, || {
             self.store.protocol.blocked_keys(partitions)
         })
@@ -112,7 +112,7 @@ impl Tables for WorkerContext {
         txn::flush_wal(self.wal_position.take());
     }
 
-    fn is_locked(failure: &Failure) -> bool {
+    fn is_locked(failure: &TransactionFailure) -> bool {
         failure.locked
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::limits::STATEMENT_TIMEOUT_MS;
 use crate::pg::spi::SpiResult;
-use crate::pg::txn::{self, Durability, Failure};
+use crate::pg::txn::{self, Durability, TransactionFailure};
 use crate::pg::{catalog, signals};
 use crate::shared::databases;
 use crate::shared::error_groups::{self, FailureGroup};
@@ -36,7 +36,7 @@ pub fn held_transaction<T>(
     timeout_ms: i32,
     durability: Durability,
     body: impl FnOnce() -> SpiResult<T>,
-) -> Result<T, Failure> {
+) -> Result<T, TransactionFailure> {
     let result = txn::run(what, timeout_ms, durability, || {
         let found = match (KNOWN.load(Relaxed), KNOWN_TABLE.load(Relaxed)) {
             (extension, table) if table != 0 && catalog::hold_known_extension(extension, table) => Some(extension),
@@ -62,7 +62,7 @@ pub fn held_transaction<T>(
 }
 
 /// Makes outbox_health show a failure.
-pub fn show(failure: &Failure) {
+pub fn show(failure: &TransactionFailure) {
     error_groups::record(&FailureGroup::of_statement(&failure.message));
 }
 
@@ -71,6 +71,6 @@ pub fn in_transaction<T>(
     what: &CStr,
     durability: Durability,
     body: impl FnOnce() -> SpiResult<T>,
-) -> Result<T, Failure> {
+) -> Result<T, TransactionFailure> {
     held_transaction(what, STATEMENT_TIMEOUT_MS, durability, body)
 }

@@ -51,9 +51,9 @@ pub enum Body {
 
 /// A column of outbox_events that an application fills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Column {
+pub struct EventColumn {
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: ColumnKind,
     pub is_required: bool,
 }
 
@@ -64,7 +64,7 @@ pub const EVENT_BYTES_MAX: usize = 15 << 20;
 
 /// The type of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ColumnKind {
     /// A UUID; in a source of the user a short text.
     Id,
     /// A text of at most 255 bytes.
@@ -76,22 +76,22 @@ pub enum Kind {
 }
 
 /// In the order of the table and of the view `event_text`. seq comes before them, created_at after them.
-pub const COLUMNS: [Column; 11] = [
-    Column::new("id", Kind::Id, true),
-    Column::new("type", Kind::Short, true),
-    Column::new("aggregate_type", Kind::Short, false),
-    Column::new("aggregate_id", Kind::Short, false),
-    Column::new("operation", Kind::Short, false),
-    Column::new("payload", Kind::Json, true),
-    Column::new("previous_payload", Kind::Json, false),
-    Column::new("metadata", Kind::Json, false),
-    Column::new("headers", Kind::Json, false),
-    Column::new("actor", Kind::Long, false),
-    Column::new("correlation_id", Kind::Short, false),
+pub const COLUMNS: [EventColumn; 11] = [
+    EventColumn::new("id", ColumnKind::Id, true),
+    EventColumn::new("type", ColumnKind::Short, true),
+    EventColumn::new("aggregate_type", ColumnKind::Short, false),
+    EventColumn::new("aggregate_id", ColumnKind::Short, false),
+    EventColumn::new("operation", ColumnKind::Short, false),
+    EventColumn::new("payload", ColumnKind::Json, true),
+    EventColumn::new("previous_payload", ColumnKind::Json, false),
+    EventColumn::new("metadata", ColumnKind::Json, false),
+    EventColumn::new("headers", ColumnKind::Json, false),
+    EventColumn::new("actor", ColumnKind::Long, false),
+    EventColumn::new("correlation_id", ColumnKind::Short, false),
 ];
 
-impl Column {
-    const fn new(name: &'static str, kind: Kind, is_required: bool) -> Self {
+impl EventColumn {
+    const fn new(name: &'static str, kind: ColumnKind, is_required: bool) -> Self {
         Self {
             name,
             kind,
@@ -100,7 +100,7 @@ impl Column {
     }
 }
 
-impl Kind {
+impl ColumnKind {
     pub const fn counts(self) -> bool {
         matches!(self, Self::Long | Self::Json)
     }
@@ -219,7 +219,7 @@ mod tests {
     use std::convert::Infallible;
 
     /// Rows of texts, each the name of its column.
-    struct Names(std::array::IntoIter<Column, { COLUMNS.len() }>);
+    struct Names(std::array::IntoIter<EventColumn, { COLUMNS.len() }>);
 
     impl EventRow for Names {
         type Error = Infallible;

@@ -8,7 +8,7 @@
 //! | states | thread → main | `QUEUED_STATES_MAX` | the oldest is dropped |
 //! | stop | main → thread | one value | overwritten |
 
-use crate::event::Event;
+use crate::event::PublisherEvent;
 use crate::{Outcome, Publication};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -69,7 +69,7 @@ pub(crate) struct Crossing {
 
 #[derive(Default)]
 struct Inbox {
-    events: Vec<Event>,
+    events: Vec<PublisherEvent>,
     /// The number of failures reported so far. Each transport counts its own.
     failures: u64,
     /// The number of confirms among the outcomes.
@@ -83,21 +83,21 @@ struct Inbox {
 }
 
 impl Inbox {
-    fn put(&mut self, event: Event) {
+    fn put(&mut self, event: PublisherEvent) {
         let (confirms, others) = match &event {
-            Event::Outcomes(outcomes) => {
+            PublisherEvent::Outcomes(outcomes) => {
                 let confirms = outcomes
                     .iter()
                     .filter(|answered| answered.outcome == Outcome::Confirmed);
                 let confirms = confirms.count();
                 (confirms, outcomes.len() - confirms)
             }
-            Event::State(_) | Event::Died(_) => (0, 1),
+            PublisherEvent::State(_) | PublisherEvent::Died(_) => (0, 1),
         };
         self.confirms += confirms;
         self.is_urgent |= others > 0;
         match (self.events.last_mut(), event) {
-            (Some(Event::Outcomes(last)), Event::Outcomes(more)) => last.extend(more),
+            (Some(PublisherEvent::Outcomes(last)), PublisherEvent::Outcomes(more)) => last.extend(more),
             (_, event) => {
                 drop_oldest_state(&mut self.events, &event);
                 self.events.push(event);
@@ -112,7 +112,7 @@ impl Inbox {
         wakes
     }
 
-    fn take(&mut self) -> Vec<Event> {
+    fn take(&mut self) -> Vec<PublisherEvent> {
         (self.confirms, self.is_urgent, self.is_woken) = (0, false, false);
         std::mem::take(&mut self.events)
     }
@@ -131,13 +131,13 @@ impl Crossing {
     }
 
     /// Called on the publisher thread.
-    pub(crate) fn push(&self, event: Event) {
+    pub(crate) fn push(&self, event: PublisherEvent) {
         self.push_counted(event, None);
     }
 
-    /// `failures` is the total so far, including those of this event. Event and total are stored together: a worker
+    /// `failures` is the total so far, including those of this event. PublisherEvent and total are stored together: a worker
     /// that takes the event has also seen its failures.
-    pub(crate) fn push_counted(&self, event: Event, failures: Option<u64>) {
+    pub(crate) fn push_counted(&self, event: PublisherEvent, failures: Option<u64>) {
         let mut inbox = self.inbox();
         inbox.failures = failures.unwrap_or(inbox.failures);
         inbox.put(event);
@@ -163,14 +163,14 @@ impl Crossing {
         self.inbox().wake_after > 1
     }
 
-    pub(crate) fn take(&self) -> (Vec<Event>, u64) {
+    pub(crate) fn take(&self) -> (Vec<PublisherEvent>, u64) {
         let mut inbox = self.inbox();
         (inbox.take(), inbox.failures)
     }
 }
 
-fn drop_oldest_state(inbox: &mut Vec<Event>, incoming: &Event) {
-    let is_state = |e: &Event| matches!(e, Event::State(_));
+fn drop_oldest_state(inbox: &mut Vec<PublisherEvent>, incoming: &PublisherEvent) {
+    let is_state = |e: &PublisherEvent| matches!(e, PublisherEvent::State(_));
     if is_state(incoming)
         && inbox.iter().filter(|e| is_state(e)).count() >= QUEUED_STATES_MAX
         && let Some(at) = inbox.iter().position(is_state)
@@ -184,8 +184,8 @@ mod tests {
     use super::*;
     use crate::event::{Answered, ConnectionState};
 
-    fn state(n: usize) -> Event {
-        Event::State(ConnectionState::Blocked { reason: n.to_string() })
+    fn state(n: usize) -> PublisherEvent {
+        PublisherEvent::State(ConnectionState::Blocked { reason: n.to_string() })
     }
 
     fn wakes(shared: &Crossing) -> bool {
@@ -198,14 +198,14 @@ mod tests {
         unsafe { libc::poll(&mut poll, 1, 0) == 1 }
     }
 
-    fn answered(handle: u64, outcome: Outcome) -> Event {
-        Event::Outcomes(vec![Answered::now(handle, outcome)])
+    fn answered(handle: u64, outcome: Outcome) -> PublisherEvent {
+        PublisherEvent::Outcomes(vec![Answered::now(handle, outcome)])
     }
 
     /// The handles of the outcomes in each event.
-    fn handles(events: &[Event]) -> Vec<Vec<u64>> {
+    fn handles(events: &[PublisherEvent]) -> Vec<Vec<u64>> {
         let outcomes = events.iter().filter_map(|event| match event {
-            Event::Outcomes(outcomes) => Some(outcomes),
+            PublisherEvent::Outcomes(outcomes) => Some(outcomes),
             _ => None,
         });
         outcomes
@@ -242,7 +242,11 @@ mod tests {
         // Events that were taken no longer count, and no wake-up is lost to an earlier one.
         shared.push(answered(4, Outcome::Confirmed));
         assert!(!wakes(&shared));
-        for urgent in [answered(5, Outcome::Nacked), state(0), Event::Died(String::new())] {
+        for urgent in [
+            answered(5, Outcome::Nacked),
+            state(0),
+            PublisherEvent::Died(String::new()),
+        ] {
             shared.push(urgent);
             assert!(wakes(&shared));
             take();

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 /// An event from the publisher thread.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
+pub enum PublisherEvent {
     State(ConnectionState),
     /// The outcomes: exactly one for each publication that `try_publish` accepted, in the order in which they became
     /// certain.

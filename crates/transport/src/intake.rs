@@ -5,7 +5,7 @@
 use crate::Publication;
 use crate::crossing::{Crossing, Handed};
 use crate::down::Fault;
-use crate::event::{Answered, ConnectionState, Event};
+use crate::event::{Answered, ConnectionState, PublisherEvent};
 use std::future::Future;
 use std::pin::pin;
 use std::time::Instant;
@@ -74,7 +74,7 @@ impl<'a> Intake<'a> {
     }
 
     pub(crate) fn report_state(&self, state: ConnectionState) {
-        self.shared.push(Event::State(state));
+        self.shared.push(PublisherEvent::State(state));
     }
 
     /// Call this before the outcomes of messages that are lost with the connection: the worker hands over less from
@@ -88,14 +88,15 @@ impl<'a> Intake<'a> {
 
     pub(crate) fn send_outcomes(&self, outcomes: Vec<Answered>) {
         if !outcomes.is_empty() {
-            self.shared.push(Event::Outcomes(outcomes));
+            self.shared.push(PublisherEvent::Outcomes(outcomes));
         }
     }
 
     /// For a transport that counts failures itself: `failures` is their number so far.
     pub(crate) fn send_outcomes_counted(&self, outcomes: Vec<Answered>, failures: u64) {
         if !outcomes.is_empty() {
-            self.shared.push_counted(Event::Outcomes(outcomes), Some(failures));
+            self.shared
+                .push_counted(PublisherEvent::Outcomes(outcomes), Some(failures));
         }
     }
 

@@ -72,7 +72,7 @@ pub use amqp::{AmqpConfig, ExchangeType};
 pub use crossing::Waker;
 pub use deadline::Deadline;
 pub use down::DownReason;
-pub use event::{Answered, ConnectionState, Event};
+pub use event::{Answered, ConnectionState, PublisherEvent};
 pub use function::BodyFunction;
 pub use http::{HttpAuth, HttpConfig};
 pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication, Text};

@@ -5,7 +5,7 @@
 
 use crate::Publication;
 use crate::crossing::{Crossing, Handed, Waker};
-use crate::event::Event;
+use crate::event::PublisherEvent;
 use crate::publisher_thread::{self, Begin};
 use crate::transport::Transport;
 use std::cell::{Cell, RefCell};
@@ -179,12 +179,18 @@ impl Publisher {
     }
 
     /// Takes all events. Clear the waker before. Call it also after `stop`: it returns the last outcomes.
-    pub fn drain(&mut self) -> Vec<Event> {
+    pub fn drain(&mut self) -> Vec<PublisherEvent> {
         let (events, failures_seen) = self.shared.take();
         self.failures_seen = failures_seen;
         let settled: usize = events
             .iter()
-            .map(|e| if let Event::Outcomes(o) = e { o.len() } else { 0 })
+            .map(|e| {
+                if let PublisherEvent::Outcomes(o) = e {
+                    o.len()
+                } else {
+                    0
+                }
+            })
             .sum();
         self.unsettled.set(self.unsettled.get().saturating_sub(settled));
         events

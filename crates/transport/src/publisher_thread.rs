@@ -7,7 +7,7 @@
 //! Nothing here blocks: requests are made on other threads, and lapin's threads make its socket calls.
 
 use crate::crossing::{Crossing, Handed};
-use crate::event::Event;
+use crate::event::PublisherEvent;
 use crate::intake::Intake;
 use crate::transport::{SharedPools, Transport};
 use futures_util::FutureExt;
@@ -85,7 +85,7 @@ struct DeathReport {
 impl Drop for DeathReport {
     fn drop(&mut self) {
         if let Some(text) = self.death.take() {
-            self.shared.push(Event::Died(text));
+            self.shared.push(PublisherEvent::Died(text));
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::status::{ConnectionStatus, State};
 use outbox_core::message::{Outcome, Publication};
 use outbox_core::slow_start::SlowStart;
 use outbox_transport::target::{Protocol, Target};
-use outbox_transport::{Answered, ConnectionState, DownReason, Event, NotStarted};
+use outbox_transport::{Answered, ConnectionState, DownReason, NotStarted, PublisherEvent};
 use std::time::{Duration, Instant};
 
 /// How long to wait before another start of a publisher that could not start (no URL, no password file) or whose thread
@@ -138,12 +138,12 @@ impl<P: DestinationPublisher> Connection<P> {
         };
         for event in publisher.drain() {
             match event {
-                Event::Outcomes(more) => outcomes.extend(more),
-                Event::State(state) => {
+                PublisherEvent::Outcomes(more) => outcomes.extend(more),
+                PublisherEvent::State(state) => {
                     is_down |= matches!(state, ConnectionState::Down { .. });
                     self.status = ConnectionStatus::of(state, exchange);
                 }
-                Event::Died(why) => died = Some(why),
+                PublisherEvent::Died(why) => died = Some(why),
             }
         }
         let is_answered =
@@ -182,7 +182,7 @@ impl<P: DestinationPublisher> Connection<P> {
         };
         publisher.stop(limit);
         let outcomes = |event| match event {
-            Event::Outcomes(outcomes) => outcomes,
+            PublisherEvent::Outcomes(outcomes) => outcomes,
             _ => Vec::new(),
         };
         publisher.drain().into_iter().flat_map(outcomes).collect()

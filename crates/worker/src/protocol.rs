@@ -434,7 +434,7 @@ fn claimed<R: ResultRow>(row: &R, seq: i64, destination: &str, remark: Option<St
         enqueued_at_us: row.time_us(column::ENQUEUED_AT)?.unwrap_or_default(),
         expires_at_us: row.time_us(column::EXPIRES_AT)?,
     };
-    let mut columns = EventColumns {
+    let mut columns = ClaimedEventColumns {
         row,
         next: column::EVENT,
     };
@@ -458,12 +458,12 @@ fn readable<T, R: ResultRow>(read: Result<T, R::Error>) -> Result<Result<T, Stri
     }
 }
 
-struct EventColumns<'a, R> {
+struct ClaimedEventColumns<'a, R> {
     row: &'a R,
     next: usize,
 }
 
-impl<R: ResultRow> event::EventRow for EventColumns<'_, R> {
+impl<R: ResultRow> event::EventRow for ClaimedEventColumns<'_, R> {
     type Error = R::Error;
 
     fn text(&mut self) -> Result<Option<String>, R::Error> {

@@ -10,7 +10,7 @@ use outbox_core::message::{Pointer, Publication};
 use outbox_core::partition::Partition;
 use outbox_core::standbys::Replication;
 use outbox_transport::target::{Limits, Target};
-use outbox_transport::{Event, NotStarted, Started};
+use outbox_transport::{NotStarted, PublisherEvent, Started};
 use std::fmt::Arguments;
 use std::time::{Duration, Instant};
 
@@ -161,7 +161,7 @@ pub trait DestinationPublisher {
     /// Hands a batch over to the publisher's threads. Err: no room; the batch comes back.
     fn publish(&self, batch: Vec<Publication>) -> Result<(), Vec<Publication>>;
     /// Takes the events since the last call. After `stop` it returns the last ones.
-    fn drain(&mut self) -> Vec<Event>;
+    fn drain(&mut self) -> Vec<PublisherEvent>;
     /// Sets how many undrained confirms wake the worker. Any other event wakes it immediately.
     fn wake_after(&self, confirms: usize);
     /// Makes the publisher send nothing more and begin to end. The caller calls `stop` later.
@@ -179,7 +179,7 @@ impl DestinationPublisher for Started {
         self.publisher.try_publish(batch)
     }
 
-    fn drain(&mut self) -> Vec<Event> {
+    fn drain(&mut self) -> Vec<PublisherEvent> {
         self.publisher.drain()
     }
 

@@ -44,7 +44,7 @@ pub enum Keys {
 pub(super) type Placed = Vec<(i64, Partition)>;
 
 /// A message to be inserted.
-pub(super) struct Message {
+pub(super) struct NewMessage {
     pub seq: i64,
     pub key: Option<String>,
     pub partition: Partition,
@@ -128,14 +128,14 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
     let messages = new.into_iter().map(|(seq, key)| {
         let partition = partition.map_or_else(|| partitioning.partition_of(key.as_deref(), seq), Ok)?;
         let stored = found.remove(&seq).and_then(|found| found.stored);
-        Ok(Message {
+        Ok(NewMessage {
             seq,
             key,
             partition,
             stored,
         })
     });
-    let messages = messages.collect::<Result<Vec<Message>, UserError>>()?;
+    let messages = messages.collect::<Result<Vec<NewMessage>, UserError>>()?;
     let placed = insert_messages(statements, messages, destination, times)?;
     let count = placed.len() as i64;
     announced.placed(placed);
@@ -145,7 +145,7 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
 /// Inserts messages by a statement; returns where the new ones are.
 pub(super) fn insert_messages(
     statements: &Statements,
-    messages: Vec<Message>,
+    messages: Vec<NewMessage>,
     destination: &str,
     times: Times,
 ) -> Result<Placed, UserError> {
@@ -181,7 +181,7 @@ pub(super) fn insert_messages(
         let inserted = inserted.map(|row| Inserted::read(&row, due_at.is_none()));
         inserted.collect::<SpiResult<Vec<_>>>().map_err(internal)
     })?;
-    let mut messages: HashMap<i64, Message> = messages.into_iter().map(|message| (message.seq, message)).collect();
+    let mut messages: HashMap<i64, NewMessage> = messages.into_iter().map(|message| (message.seq, message)).collect();
     let mut placed = Vec::with_capacity(inserted.len());
     for one in inserted.into_iter().flatten() {
         let (seq, partition) = (one.seq, one.partition);
@@ -190,7 +190,7 @@ pub(super) fn insert_messages(
             continue;
         }
         let handoff =
-            (messages.remove(&seq)).and_then(|Message { stored, key, .. }| one.handoff(stored?, destination, key));
+            (messages.remove(&seq)).and_then(|NewMessage { stored, key, .. }| one.handoff(stored?, destination, key));
         effects::ready(destination, partition, seq, handoff);
     }
     if due_at.is_some() {

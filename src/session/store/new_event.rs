@@ -6,7 +6,7 @@ use crate::error::{UserError, invalid};
 use crate::pg::args::{Args, Jsonb};
 use crate::pg::table::Value;
 use outbox_core::change::Change;
-use outbox_core::event::{self, COLUMNS, Column, Event, Kind};
+use outbox_core::event::{self, COLUMNS, ColumnKind, Event, EventColumn};
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::TimestampWithTimeZone;
 use std::convert::Infallible;
@@ -59,9 +59,9 @@ impl NewEvent {
         Self::new(|index, column| {
             let number = ARGUMENTS[index];
             let given = match column.kind {
-                Kind::Id => args.uuid(number).map(Given::Id),
-                Kind::Short | Kind::Long => args.text(number).map(Given::Text),
-                Kind::Json => args.jsonb(number).map(Given::Json),
+                ColumnKind::Id => args.uuid(number).map(Given::Id),
+                ColumnKind::Short | ColumnKind::Long => args.text(number).map(Given::Text),
+                ColumnKind::Json => args.jsonb(number).map(Given::Json),
             };
             given.or_else(|| of_session(&session, column))
         })
@@ -83,7 +83,7 @@ impl NewEvent {
         })
     }
 
-    fn new(mut given: impl FnMut(usize, Column) -> Option<Given>) -> Result<Self, UserError> {
+    fn new(mut given: impl FnMut(usize, EventColumn) -> Option<Given>) -> Result<Self, UserError> {
         let (mut id, mut json) = (None, [const { None }; COLUMNS.len()]);
         let mut texts = [const { None }; COLUMNS.len()];
         for (index, column) in COLUMNS.into_iter().enumerate() {
@@ -98,7 +98,7 @@ impl NewEvent {
                 None => None,
             };
             match (column.name, &texts[index]) {
-                (name, None) if column.is_required && column.kind != Kind::Id => return Err(missing(name)),
+                (name, None) if column.is_required && column.kind != ColumnKind::Id => return Err(missing(name)),
                 ("headers", Some(text)) if !text.starts_with('{') => {
                     return Err(invalid(
                         "headers are not a JSON object",
@@ -128,15 +128,15 @@ impl NewEvent {
     pub fn values(&self) -> [Value<'_>; COLUMNS.len()] {
         let texts = self.event.texts();
         std::array::from_fn(|index| match COLUMNS[index].kind {
-            Kind::Id => Value::Uuid(self.id),
-            Kind::Short | Kind::Long => Value::text(texts[index]),
-            Kind::Json => Value::jsonb(&self.json[index]),
+            ColumnKind::Id => Value::Uuid(self.id),
+            ColumnKind::Short | ColumnKind::Long => Value::text(texts[index]),
+            ColumnKind::Json => Value::jsonb(&self.json[index]),
         })
     }
 }
 
 /// What the session adds to all its events.
-fn of_session(session: &Context, column: Column) -> Option<Given> {
+fn of_session(session: &Context, column: EventColumn) -> Option<Given> {
     let text = |text: &Option<String>| text.clone();
     match column.name {
         "actor" => text(&session.actor).map(Given::Text),

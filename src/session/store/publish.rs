@@ -2,7 +2,7 @@
 //! outbox_publish() and the triggers of outbox_capture call it. The usual publish runs no statement; `rows` has the
 //! columns.
 
-use super::enqueue::{Message, Placed, insert_messages};
+use super::enqueue::{NewMessage, Placed, insert_messages};
 use super::new_event::{NewEvent, Times};
 use super::partition::Partitioning;
 use super::rows::{self, EVENT, MESSAGE};
@@ -154,14 +154,14 @@ impl Publish<'_> {
         let seqs: Vec<i64> = stored.iter().map(|(seq, _)| *seq).collect();
         let messages = stored.into_iter().zip(self.events).map(|((seq, stored), (_, key))| {
             let partition = self.partitioning.partition_of(key.as_deref(), seq)?;
-            Ok(Message {
+            Ok(NewMessage {
                 seq,
                 key: key.clone(),
                 partition,
                 stored,
             })
         });
-        let messages = messages.collect::<Result<Vec<Message>, UserError>>()?;
+        let messages = messages.collect::<Result<Vec<NewMessage>, UserError>>()?;
         let placed = insert_messages(self.statements, messages, self.destination, self.times)?;
         Ok((seqs, placed))
     }

@@ -10,9 +10,9 @@ use std::sync::LazyLock;
 
 /// The columns of outbox_events.
 pub static EVENT: LazyLock<Layout> = LazyLock::new(|| {
-    let bytes = |column: event::Column| match (column.kind, column.is_required) {
-        (event::Kind::Json, true) => format!("octet_length(({})::text)", column.name),
-        (event::Kind::Json, false) => format!("COALESCE(octet_length(({})::text), 0)", column.name),
+    let bytes = |column: event::EventColumn| match (column.kind, column.is_required) {
+        (event::ColumnKind::Json, true) => format!("octet_length(({})::text)", column.name),
+        (event::ColumnKind::Json, false) => format!("COALESCE(octet_length(({})::text), 0)", column.name),
         _ => format!("COALESCE(octet_length({}), 0)", column.name),
     };
     let counted = COLUMNS.into_iter().filter(|column| column.kind.counts()).map(bytes);
@@ -20,8 +20,10 @@ pub static EVENT: LazyLock<Layout> = LazyLock::new(|| {
         .reduce(|sum, next| format!("({sum} + {next})"))
         .unwrap_or_default();
     let given = COLUMNS.map(|of| column(of.name, type_of(of), of.is_required, Filled::Given(None)));
-    let short = COLUMNS.into_iter().filter(|column| column.kind == event::Kind::Short);
-    let is_short = |event::Column { name, is_required, .. }: event::Column| match is_required {
+    let short = COLUMNS
+        .into_iter()
+        .filter(|column| column.kind == event::ColumnKind::Short);
+    let is_short = |event::EventColumn { name, is_required, .. }: event::EventColumn| match is_required {
         true => format!("(({name} <> ''::text) AND (octet_length({name}) <= 255))"),
         false => format!("(octet_length({name}) <= 255)"),
     };
@@ -84,11 +86,11 @@ pub fn message<'a>(
     ]
 }
 
-fn type_of(column: event::Column) -> Kind {
+fn type_of(column: event::EventColumn) -> Kind {
     match column.kind {
-        event::Kind::Id => Kind::Uuid,
-        event::Kind::Short | event::Kind::Long => Kind::Text,
-        event::Kind::Json => Kind::Jsonb,
+        event::ColumnKind::Id => Kind::Uuid,
+        event::ColumnKind::Short | event::ColumnKind::Long => Kind::Text,
+        event::ColumnKind::Json => Kind::Jsonb,
     }
 }
 

@@ -22,12 +22,12 @@ const BATCH_BYTES: usize = 4 << 20;
 const SMALL_BYTES: usize = 64 * 1024;
 
 /// A statement that reads a transition table, and the text that it was prepared from.
-type Prepared = (String, Rc<SavedStatement>);
+type InsertStatement = (String, Rc<SavedStatement>);
 
 thread_local! {
     /// By trigger, and by the position among its statements. Planned once per backend; the server plans again when a
     /// change of the table makes a plan stale.
-    static PREPARED: RefCell<HashMap<(u32, usize), Prepared>> = RefCell::new(HashMap::new());
+    static PREPARED: RefCell<HashMap<(u32, usize), InsertStatement>> = RefCell::new(HashMap::new());
 }
 
 /// Runs statements over the transition tables, as a role if one is named, and hands over their rows in batches, those

@@ -3,7 +3,7 @@
 //! session's own statement_timeout limits the time, and a cancel ends the call. The error of one row is that row's
 //! alone.
 
-use super::{AGGREGATE, CANCELED, CREATED_AT, Kind, Pieces, Reader, SEQ, Source, TYPE};
+use super::{AGGREGATE, CANCELED, CREATED_AT, PartKind, Pieces, Reader, SEQ, Source, TYPE};
 use crate::error::{self, UserError};
 use crate::pg::spi::{Spi, SpiResult};
 use outbox_core::event::COLUMNS;
@@ -104,11 +104,11 @@ impl Source {
              from (select {seq} as seq, {kind} as type, {created_at} as created_at, {aggregate_type} as aggregate_type,
                           {aggregate_id} as aggregate_id
                    from {relation} as r where {by} = any ($1)) x",
-            seq = column(SEQ, Kind::Seq),
-            kind = column(TYPE, Kind::Text),
-            created_at = column(CREATED_AT, Kind::Time),
-            aggregate_type = column(AGGREGATE[0], Kind::Text),
-            aggregate_id = column(AGGREGATE[1], Kind::Text),
+            seq = column(SEQ, PartKind::Seq),
+            kind = column(TYPE, PartKind::Text),
+            created_at = column(CREATED_AT, PartKind::Time),
+            aggregate_type = column(AGGREGATE[0], PartKind::Text),
+            aggregate_id = column(AGGREGATE[1], PartKind::Text),
             relation = self.relation,
             by = self.expression(SEQ),
         )

@@ -1,11 +1,11 @@
 //! A message in full, for `show` and the board.
 
 use super::Fetch;
-use super::message::{ATTEMPTS, Attempt, MESSAGE, MessageRow};
+use super::message::{ATTEMPTS, Attempt, MESSAGE, StoredMessageRow};
 use super::state::MessageStatus;
 use super::why::{self, Reason};
 use crate::format::stamp;
-use outbox_core::event::{COLUMNS, Column, Kind};
+use outbox_core::event::{COLUMNS, ColumnKind, EventColumn};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::sync::LazyLock;
@@ -17,7 +17,7 @@ pub type Fact = (String, String);
 #[derive(Serialize)]
 pub struct MessageDetail {
     #[serde(flatten)]
-    pub row: MessageRow,
+    pub row: StoredMessageRow,
     why: Vec<Reason>,
     failed_attempts: Vec<Attempt>,
 }
@@ -28,7 +28,7 @@ pub async fn read<S: Fetch + Sync>(
     seq: i64,
     destination: Option<&str>,
 ) -> Result<Vec<MessageDetail>, S::Error> {
-    let mut rows: Vec<MessageRow> = session.fetch(MESSAGE, &[&seq, &destination]).await?;
+    let mut rows: Vec<StoredMessageRow> = session.fetch(MESSAGE, &[&seq, &destination]).await?;
     rows.sort_by(|a, b| a.destination.cmp(&b.destination));
     let mut messages = Vec::new();
     for row in rows {
@@ -110,8 +110,8 @@ impl MessageDetail {
 /// The query for the columns of event `$1` as texts, each cut after `$2` characters. The server formats the JSON, so
 /// numbers keep all their digits.
 static EVENT_TEXTS: LazyLock<String> = LazyLock::new(|| {
-    let columns = COLUMNS.map(|Column { name, kind, .. }| match kind {
-        Kind::Json => format!("left(jsonb_pretty(e.{name}), $2::integer) as {name}"),
+    let columns = COLUMNS.map(|EventColumn { name, kind, .. }| match kind {
+        ColumnKind::Json => format!("left(jsonb_pretty(e.{name}), $2::integer) as {name}"),
         _ => format!("left(e.{name}::text, $2::integer) as {name}"),
     });
     format!(

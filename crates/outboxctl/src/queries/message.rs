@@ -2,7 +2,7 @@
 //! server's JSON.
 
 use super::state::{MessageStatus, Parsed};
-use outbox_core::event::{COLUMNS, Event, EventRow, Kind};
+use outbox_core::event::{COLUMNS, ColumnKind, Event, EventRow};
 use outbox_core::words::Word;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -74,7 +74,7 @@ pub const MESSAGE: &str =
 
 /// A row of [`MESSAGE`].
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct MessageRow {
+pub struct StoredMessageRow {
     pub seq: i64,
     pub destination: String,
     pub partition_key: String,
@@ -93,7 +93,7 @@ pub struct MessageRow {
     pub more: Map<String, Value>,
 }
 
-impl MessageRow {
+impl StoredMessageRow {
     pub fn has_ended(&self) -> bool {
         self.status.known().is_some_and(MessageStatus::has_ended)
     }
@@ -149,7 +149,7 @@ impl EventRow for EventColumns {
 /// if a custom source is set, because the events are then in another table, and outbox_events has unrelated rows.
 pub static EVENT: LazyLock<String> = LazyLock::new(|| {
     let texts = COLUMNS.map(|column| match column.kind {
-        Kind::Json => format!("left({}::text, $2::integer)", column.name),
+        ColumnKind::Json => format!("left({}::text, $2::integer)", column.name),
         _ => format!("{}::text", column.name),
     });
     format!(

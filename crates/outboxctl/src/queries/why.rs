@@ -1,7 +1,7 @@
 //! Why a message is not delivered. The database knows the reasons and has the words (`outbox_why`).
 
 use super::Fetch;
-use super::message::MessageRow;
+use super::message::StoredMessageRow;
 use super::state::MessageStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -21,7 +21,7 @@ pub struct Reason {
 const WHY: &str = "select reason, why, remedy, behind from outbox_why($1::bigint, $2::text)";
 
 /// The reasons why the message of this row is not delivered, the most specific first.
-pub async fn of<S: Fetch + Sync>(session: &S, message: &MessageRow) -> Result<Vec<Reason>, S::Error> {
+pub async fn of<S: Fetch + Sync>(session: &S, message: &StoredMessageRow) -> Result<Vec<Reason>, S::Error> {
     if message.has_ended() {
         return Ok(Vec::new());
     }
@@ -55,7 +55,7 @@ pub async fn of_list<S: Fetch + Sync>(session: &S, rows: Value) -> Result<HashMa
 
 impl Reason {
     /// Puts the command of outboxctl in the place of its SQL, where there is one.
-    fn name_command(&mut self, message: &MessageRow) {
+    fn name_command(&mut self, message: &StoredMessageRow) {
         let seq = self.behind.unwrap_or(message.seq);
         let destination = &message.destination;
         let option = match destination.as_str() {
@@ -85,10 +85,10 @@ mod tests {
                 behind,
                 ..Reason::default()
             };
-            let message = MessageRow {
+            let message = StoredMessageRow {
                 seq: 7,
                 destination: destination.into(),
-                ..MessageRow::default()
+                ..StoredMessageRow::default()
             };
             named.name_command(&message);
             named.remedy.unwrap_or_default()

@@ -11,7 +11,7 @@ use crate::format::{capitalised, utc};
 use crate::messages::bulk::Verb;
 use crate::messages::sql::quoted;
 use crate::queries::Fetch;
-use crate::queries::message::{ATTEMPTS, Attempt, EVENT, MESSAGE, MessageRow, StoredEvent};
+use crate::queries::message::{ATTEMPTS, Attempt, EVENT, MESSAGE, StoredEvent, StoredMessageRow};
 use crate::queries::state::MessageStatus;
 use crate::queries::why;
 use axum::body::Bytes;
@@ -20,7 +20,7 @@ use axum::http::header;
 use axum::response::Response;
 use maud::{Markup, html};
 use outbox_core::envelope::publication;
-use outbox_core::event::{COLUMNS, Kind as ColumnKind};
+use outbox_core::event::{COLUMNS, ColumnKind};
 use outbox_core::message::{Pointer, Publication, Text};
 use outbox_core::partition::Partition;
 use outbox_core::route::Template;
@@ -40,7 +40,7 @@ const SHOWN_MAX_BYTES: i64 = 256 * 1024;
 #[derive(Deserialize)]
 struct LocatedMessage {
     #[serde(flatten)]
-    row: MessageRow,
+    row: StoredMessageRow,
     enqueued_at_us: i64,
     expires_at_us: Option<i64>,
     /// The owner of its partition, now.
@@ -258,7 +258,7 @@ async fn shown(context: &PageContext, session: &MonitorSession, seq: i64, to: Op
 }
 
 /// When it is due, or ended.
-fn time_of(row: &MessageRow) -> Option<(&'static str, &str)> {
+fn time_of(row: &StoredMessageRow) -> Option<(&'static str, &str)> {
     let (what, at) = match row.status.known()? {
         MessageStatus::Published => ("Published", &row.ended_at),
         MessageStatus::Discarded => ("Discarded", &row.ended_at),
@@ -344,7 +344,7 @@ fn event_content(seq: i64, event: &StoredEvent) -> Markup {
 }
 
 /// To read the message and to act on it with psql.
-fn sql(row: &MessageRow) -> String {
+fn sql(row: &StoredMessageRow) -> String {
     let (seq, destination) = (row.seq, quoted(&row.destination));
     let mut sql = format!("select * from outbox_messages where seq = {seq} and destination = {destination};\n");
     if row.has_ended() {

@@ -7,7 +7,8 @@ pub mod receiver;
 pub mod wait;
 
 use outbox_transport::{
-    AmqpConfig, Answered, ConnectionState, Event, Outcome, Properties, Publication, Publisher, Secret, Transport, Waker,
+    AmqpConfig, Answered, ConnectionState, Outcome, Properties, Publication, Publisher, PublisherEvent, Secret,
+    Transport, Waker,
 };
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -54,9 +55,9 @@ impl Desk {
     pub fn take(&mut self) {
         for event in self.publisher.drain() {
             match event {
-                Event::State(state) => self.states.push(state),
-                Event::Died(text) => self.died = Some(text),
-                Event::Outcomes(outcomes) => {
+                PublisherEvent::State(state) => self.states.push(state),
+                PublisherEvent::Died(text) => self.died = Some(text),
+                PublisherEvent::Outcomes(outcomes) => {
                     for Answered { handle, outcome, at } in outcomes {
                         let before = self.outcomes.insert(handle, outcome);
                         assert_eq!(before, None, "two outcomes for {handle}");

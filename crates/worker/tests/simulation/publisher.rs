@@ -5,7 +5,7 @@ use super::oracle::{Fate, Message, Oracle};
 use super::run::Shared;
 use super::world::{Here, World, name};
 use outbox_core::message::{Outcome, Publication};
-use outbox_transport::{Answered, ConnectionState, DownReason, Event};
+use outbox_transport::{Answered, ConnectionState, DownReason, PublisherEvent};
 use std::collections::VecDeque;
 use std::rc::Weak;
 use std::time::Duration;
@@ -302,18 +302,18 @@ impl outbox_worker::DestinationPublisher for DestinationPublisher {
         })
     }
 
-    fn drain(&mut self) -> Vec<Event> {
+    fn drain(&mut self) -> Vec<PublisherEvent> {
         let (worker, destination) = (self.worker, self.destination);
         let now = self.simulation.upgrade().expect("the simulation outlives it").now();
         self.with(|world| {
             let World { workers, oracle, .. } = world;
             let news = std::mem::take(&mut workers[worker].brokers[destination].news);
             let event = |news| match news {
-                Changes::State(state) => Event::State(state),
-                Changes::Died => Event::Died("by chance".to_owned()),
+                Changes::State(state) => PublisherEvent::State(state),
+                Changes::Died => PublisherEvent::Died("by chance".to_owned()),
                 Changes::Outcome(sent, outcome) => {
                     oracle.on_outcome(worker, sent.seq, sent.epoch, &outcome);
-                    Event::Outcomes(vec![Answered {
+                    PublisherEvent::Outcomes(vec![Answered {
                         handle: sent.handle,
                         outcome,
                         at: now,
