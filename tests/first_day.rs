@@ -248,10 +248,10 @@ fn status_ends_with_exit_code_1_if_asked_to_and_a_check_fails() {
 fn a_wrong_command_line_ends_with_exit_code_2_and_an_outboxctl_error() {
     let cluster = support::quiet_cluster();
     for (arguments, wanted) in [
-        (&["lst"][..], "outboxctl: unknown command lst"),
+        (&["lst"][..], "outboxctl: unrecognized subcommand 'lst'"),
         (
             &["list", "--partition", "1024"],
-            "outboxctl: invalid value \"1024\" for --partition <PARTITION>",
+            "outboxctl: invalid value '1024' for '--partition <PARTITION>'",
         ),
     ] {
         let (code, stderr) = outboxctl(&cluster, arguments);

@@ -1015,7 +1015,7 @@ fn each_altered_function_of_the_extension_is_restored_by_its_remedy() {
         DB,
         "create role app in role outbox_writer; set role app; select outbox_publish('T', '{}')",
     );
-    for name in ["nothing", "claim"] {
+    for name in ["nothing", "settle"] {
         refused(&cluster, &format!("select outbox_internal.restore_function('{name}')"));
     }
     refused(
