@@ -133,24 +133,6 @@ returns tid language sql stable set search_path = pg_catalog, pg_temp as $$
   cross join lateral (select x.ctid from @extschema@.outbox x
                       where x.destination = $2 and x.partition = p.n and x.seq = $1 offset 0) o limit 1;
 $$;
-create or replace function @extschema@.outbox_store(
-  body text, headers jsonb default null, destination text default null, id uuid default null, key text default null,
-  available_at timestamptz default null, expires_at timestamptz default null
-) returns bigint language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
-declare
-  payload jsonb;
-begin
-  begin
-    payload := body::jsonb;
-  exception when data_exception or program_limit_exceeded then
-    payload := to_jsonb(body); -- not JSON, or more than jsonb accepts
-  end;
-  -- Each argument has its exact type, so no overload can be called.
-  return @extschema@.outbox_publish(
-    coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb,
-    headers, null::text, null::text, destination, available_at, id, expires_at);
-end
-$$;
 comment on function outbox_internal.record_shown(text, smallint, bigint) is
   'This transaction puts a message into outbox, where views look for the first waiting one; published at COMMIT.'
   ' Returns true.';
@@ -1631,7 +1613,7 @@ declare
   kind constant text := outbox_purge.aggregate_type;
   who constant text := outbox_purge.aggregate_id;
   whole constant text := coalesce(kind || ':', '') || who;
-  crc constant bigint := @extschema@.outbox_crc32(whole);
+  crc constant bigint := outbox_internal.crc32(whole);
   has_source constant boolean := exists (select from @extschema@.outbox_source); -- a seq means another event then
   events bigint[];
   seqs bigint[];
@@ -2776,7 +2758,7 @@ select 'source', null, p.problem,
                          'headers,actor,correlation_id,key}'::text[]) with ordinality c (name, n)
              where to_jsonb(s) ->> c.name is not null
              group by s.relation) || ')'
-from (select @extschema@.outbox_source_problem() as problem) p where p.problem is not null
+from (select outbox_internal.source_problem() as problem) p where p.problem is not null
 union all
 select 'bodies', d.destination, b.why[1] || ': the messages of this destination wait', b.why[2]
 from outbox_internal.destinations() d
@@ -3786,11 +3768,8 @@ drop function outbox_internal.expire_firsts;
 drop function outbox_internal.suspicion;
 drop function outbox_internal.readable;
 drop function outbox_internal.source_rows;
-drop function outbox_internal.source_problem;
 drop function outbox_internal.is_fast_in_flight;
-drop function outbox_internal.publish;
 drop function outbox_internal.uuid_v7;
-drop function outbox_internal.crc32;
 drop function outbox_internal.here;
 
 -- ---- owners and rights, as the install script sets them --------------------------------------------------------------

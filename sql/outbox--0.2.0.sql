@@ -575,6 +575,10 @@ $$;
 comment on function outbox_internal.find_row(bigint, text, smallint[]) is
   'Where the row of a message is in outbox, in any partition; NULL if there is none.';
 
+create function outbox_internal.crc32(key text)
+returns bigint language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_crc32_wrapper';
+comment on function outbox_internal.crc32(text) is
+  'outbox_crc32(), as outbox_purge() calls it.';
 create function @extschema@.outbox_crc32(key text)
 returns bigint language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_crc32_wrapper';
 comment on function @extschema@.outbox_crc32(text) is
@@ -620,6 +624,14 @@ returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uui
 comment on function @extschema@.outbox_uuid_v7() is
   'A new UUID of version 7, which sorts by time.';
 
+create function outbox_internal.publish(
+  type text, payload jsonb, aggregate_type text, aggregate_id text, operation text, previous_payload jsonb,
+  metadata jsonb, headers jsonb, actor text, correlation_id text, destination text, available_at timestamptz, id uuid,
+  expires_at timestamptz
+) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_publish_wrapper';
+comment on function outbox_internal.publish(
+  text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz) is
+  'outbox_publish(), as outbox_store() calls it.';
 create function @extschema@.outbox_publish(
   type text, payload jsonb, aggregate_type text default null, aggregate_id text default null,
   operation text default null, previous_payload jsonb default null, metadata jsonb default null,
@@ -645,8 +657,7 @@ begin
   exception when data_exception or program_limit_exceeded then
     payload := to_jsonb(body); -- not JSON, or more than jsonb accepts
   end;
-  -- Each argument has its exact type, so no overload can be called.
-  return @extschema@.outbox_publish(
+  return outbox_internal.publish(
     coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb,
     headers, null::text, null::text, destination, available_at, id, expires_at);
 end
@@ -1172,6 +1183,10 @@ $$;
 comment on function @extschema@.outbox_source_reset() is
   'Makes outbox_events the source of events again. False if it is already. Refused while messages wait.';
 
+create function outbox_internal.source_problem()
+returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_problem_wrapper';
+comment on function outbox_internal.source_problem() is
+  'outbox_source_problem(), as outbox_health calls it.';
 create function @extschema@.outbox_source_problem()
 returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_problem_wrapper';
 comment on function @extschema@.outbox_source_problem() is
@@ -3204,7 +3219,7 @@ declare
   kind constant text := outbox_purge.aggregate_type;
   who constant text := outbox_purge.aggregate_id;
   whole constant text := coalesce(kind || ':', '') || who;
-  crc constant bigint := @extschema@.outbox_crc32(whole);
+  crc constant bigint := outbox_internal.crc32(whole);
   has_source constant boolean := exists (select from @extschema@.outbox_source); -- a seq means another event then
   events bigint[];
   seqs bigint[];
@@ -4495,7 +4510,7 @@ select 'source', null, p.problem,
                          'headers,actor,correlation_id,key}'::text[]) with ordinality c (name, n)
              where to_jsonb(s) ->> c.name is not null
              group by s.relation) || ')'
-from (select @extschema@.outbox_source_problem() as problem) p where p.problem is not null
+from (select outbox_internal.source_problem() as problem) p where p.problem is not null
 union all
 select 'bodies', d.destination, b.why[1] || ': the messages of this destination wait', b.why[2]
 from outbox_internal.destinations() d
@@ -5696,7 +5711,7 @@ $owner$;
 
 grant execute on function
   @extschema@.outbox_enqueue, @extschema@.outbox_enqueue_many, @extschema@.outbox_publish, @extschema@.outbox_store,
-  @extschema@.outbox_wait
+  outbox_internal.publish, @extschema@.outbox_wait
   to outbox_writer;
 -- For the owner of a table. A trigger runs as the writing role, but EXECUTE is checked for the role that creates it.
 grant execute on function
@@ -5736,7 +5751,7 @@ grant execute on function
   to outbox_monitor;
 -- The functions that those call as the caller, the views, and the statements of outboxctl.
 grant execute on function
-  outbox_internal.shared_memory, outbox_internal.not_adopted, outbox_internal.body_problem,
+  outbox_internal.shared_memory, outbox_internal.not_adopted, outbox_internal.source_problem, outbox_internal.body_problem,
   outbox_internal.history_partitions, outbox_internal.system_identifier, outbox_internal.schema_problem,
   outbox_internal.setting_command, outbox_internal.server_workers, outbox_internal.has_ended, outbox_internal.leases_last,
   outbox_internal.claims_last, outbox_internal.destinations, outbox_internal.blocked_lanes, outbox_internal.request_recheck,

@@ -29,6 +29,10 @@ $$;
 comment on function outbox_internal.find_row(bigint, text, smallint[]) is
   'Where the row of a message is in outbox, in any partition; NULL if there is none.';
 
+create function outbox_internal.crc32(key text)
+returns bigint language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_crc32_wrapper';
+comment on function outbox_internal.crc32(text) is
+  'outbox_crc32(), as outbox_purge() calls it.';
 create function @extschema@.outbox_crc32(key text)
 returns bigint language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_crc32_wrapper';
 comment on function @extschema@.outbox_crc32(text) is
@@ -74,6 +78,14 @@ returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uui
 comment on function @extschema@.outbox_uuid_v7() is
   'A new UUID of version 7, which sorts by time.';
 
+create function outbox_internal.publish(
+  type text, payload jsonb, aggregate_type text, aggregate_id text, operation text, previous_payload jsonb,
+  metadata jsonb, headers jsonb, actor text, correlation_id text, destination text, available_at timestamptz, id uuid,
+  expires_at timestamptz
+) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_publish_wrapper';
+comment on function outbox_internal.publish(
+  text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz) is
+  'outbox_publish(), as outbox_store() calls it.';
 create function @extschema@.outbox_publish(
   type text, payload jsonb, aggregate_type text default null, aggregate_id text default null,
   operation text default null, previous_payload jsonb default null, metadata jsonb default null,
@@ -99,8 +111,7 @@ begin
   exception when data_exception or program_limit_exceeded then
     payload := to_jsonb(body); -- not JSON, or more than jsonb accepts
   end;
-  -- Each argument has its exact type, so no overload can be called.
-  return @extschema@.outbox_publish(
+  return outbox_internal.publish(
     coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb,
     headers, null::text, null::text, destination, available_at, id, expires_at);
 end

@@ -138,6 +138,10 @@ $$;
 comment on function @extschema@.outbox_source_reset() is
   'Makes outbox_events the source of events again. False if it is already. Refused while messages wait.';
 
+create function outbox_internal.source_problem()
+returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_problem_wrapper';
+comment on function outbox_internal.source_problem() is
+  'outbox_source_problem(), as outbox_health calls it.';
 create function @extschema@.outbox_source_problem()
 returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_problem_wrapper';
 comment on function @extschema@.outbox_source_problem() is

@@ -11,7 +11,7 @@ declare
   kind constant text := outbox_purge.aggregate_type;
   who constant text := outbox_purge.aggregate_id;
   whole constant text := coalesce(kind || ':', '') || who;
-  crc constant bigint := @extschema@.outbox_crc32(whole);
+  crc constant bigint := outbox_internal.crc32(whole);
   has_source constant boolean := exists (select from @extschema@.outbox_source); -- a seq means another event then
   events bigint[];
   seqs bigint[];

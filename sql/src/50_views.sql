@@ -700,7 +700,7 @@ select 'source', null, p.problem,
                          'headers,actor,correlation_id,key}'::text[]) with ordinality c (name, n)
              where to_jsonb(s) ->> c.name is not null
              group by s.relation) || ')'
-from (select @extschema@.outbox_source_problem() as problem) p where p.problem is not null
+from (select outbox_internal.source_problem() as problem) p where p.problem is not null
 union all
 select 'bodies', d.destination, b.why[1] || ': the messages of this destination wait', b.why[2]
 from outbox_internal.destinations() d

@@ -65,7 +65,7 @@ $owner$;
 
 grant execute on function
   @extschema@.outbox_enqueue, @extschema@.outbox_enqueue_many, @extschema@.outbox_publish, @extschema@.outbox_store,
-  @extschema@.outbox_wait
+  outbox_internal.publish, @extschema@.outbox_wait
   to outbox_writer;
 -- For the owner of a table. A trigger runs as the writing role, but EXECUTE is checked for the role that creates it.
 grant execute on function
@@ -105,7 +105,7 @@ grant execute on function
   to outbox_monitor;
 -- The functions that those call as the caller, the views, and the statements of outboxctl.
 grant execute on function
-  outbox_internal.shared_memory, outbox_internal.not_adopted, outbox_internal.body_problem,
+  outbox_internal.shared_memory, outbox_internal.not_adopted, outbox_internal.source_problem, outbox_internal.body_problem,
   outbox_internal.history_partitions, outbox_internal.system_identifier, outbox_internal.schema_problem,
   outbox_internal.setting_command, outbox_internal.server_workers, outbox_internal.has_ended, outbox_internal.leases_last,
   outbox_internal.claims_last, outbox_internal.destinations, outbox_internal.blocked_lanes, outbox_internal.request_recheck,
