@@ -243,7 +243,7 @@ fn a_fast_path_in_flight_message_cannot_be_discarded() {
     let (mut client, mut other) = (cluster.connect(DB), cluster.connect(DB));
     let held = block_claims(&mut other);
     let seq = client.publish("in flight");
-    let in_flight = "select in_flight = 1 from outbox_status";
+    let in_flight = "select n[2] = '1' from outbox_internal.shared_memory('counters') t (n)";
     wait_true(&cluster, "the message to be in flight", in_flight);
     let error = client
         .query_one("select outbox_discard($1)", &[&seq])
@@ -268,8 +268,8 @@ fn a_fast_path_in_flight_message_behaves_like_a_claimed_one() {
             .query_one("select status from outbox_messages where seq = $1", &[&seq])
             .expect("the message")
             .get(0);
-        let counted: i64 = client.value("select in_flight from outbox_status");
-        let of_it: i64 = client.value("select in_flight from outbox_destination_status where destination = 'default'");
+        let counted: i64 = client.value("select n[2]::bigint from outbox_internal.shared_memory('counters') t (n)");
+        let of_it: i64 = client.value("select n[1]::bigint from outbox_internal.shared_memory('statistics', 'default') t (n)");
         let retried: bool = client
             .query_one("select outbox_retry($1)", &[&seq])
             .expect("retry")
@@ -291,7 +291,7 @@ fn a_fast_path_in_flight_message_behaves_like_a_claimed_one() {
     wait_true(
         &cluster,
         "the message to be in flight",
-        "select in_flight = 1 from outbox_status",
+        "select n[2] = '1' from outbox_internal.shared_memory('counters') t (n)",
     );
     let claimed = "select claim_token is not null from outbox";
     assert!(!cluster.query_one::<bool>(DB, claimed));

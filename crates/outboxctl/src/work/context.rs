@@ -1,8 +1,9 @@
 //! What a worker outside the server works on: its session, and the last state of shared memory that the session
 //! returned. Used on the worker's thread.
 
+use super::error::WorkError;
 use super::report::Log;
-use super::session::{Rewinds, SharedState, WaitResult, WorkError, WorkerSession};
+use super::session::{Rewinds, SharedState, WaitResult, WorkerSession};
 use super::totals::Totals;
 use outbox_core::partition::Partition;
 use std::cell::RefCell;

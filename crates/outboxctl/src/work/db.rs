@@ -1,7 +1,7 @@
 //! Runs the statements of the worker protocol in the session of a worker outside the server. Each is one transaction.
 //! Used on the worker's thread, which waits for each result.
 
-use super::session::{WorkError, no_answer, unexpected};
+use super::error::{WorkError, no_answer, unexpected};
 use outbox_core::engine::RowId;
 use outbox_core::event::COLUMNS;
 use outbox_core::partition::Partition;

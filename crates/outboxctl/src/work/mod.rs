@@ -8,6 +8,7 @@
 //! | `tables` | how do its claims and settles reach the tables? |
 //! | `context` | what does it know of its session and of shared memory? |
 //! | `db` | how does a statement of the worker protocol run in the session? |
+//! | `error` | why did a call fail, and does the session go on? |
 //! | `session` | which SQL functions are called, and what do their results mean? |
 //! | `settings` | which settings apply, and where are the secrets? |
 //! | `totals` | what has the whole run done? |
@@ -17,6 +18,7 @@
 mod args;
 mod context;
 mod db;
+mod error;
 mod report;
 mod runtime;
 mod session;

@@ -3,7 +3,8 @@
 
 use super::args::WorkArgs;
 use super::context::WorkContext;
-use super::session::{Refreshed, Rewinds, WorkError, WorkErrorKind};
+use super::error::{WorkError, WorkErrorKind};
+use super::session::{Refreshed, Rewinds};
 use super::settings;
 use crate::failure::{Code, Failure};
 use crate::progress::WorkerProgress;

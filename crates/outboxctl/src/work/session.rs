@@ -2,8 +2,9 @@
 //! one statement, and so one transaction. Used on the worker's thread, which waits for each result.
 
 use super::db::SessionDb;
+use super::error::{WorkError, WorkErrorKind, unexpected};
 use crate::connect::{self, ConnectArgs};
-use crate::failure::{Code, Failure};
+use crate::failure::Code;
 use crate::progress::WorkerIdentity;
 use outbox_core::engine::{Batch, Held, Lane};
 use outbox_core::open_transactions::{FILTER_WORDS, OpenTransaction};
@@ -16,7 +17,6 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
-use tokio_postgres::error::SqlState;
 
 /// Settings in addition to those of a worker in the server. With tcp_user_timeout the server ends the session of a
 /// worker that has not acknowledged data for that long, and so releases its locks. A commit that a crash undoes is repeated;
@@ -24,47 +24,6 @@ use tokio_postgres::error::SqlState;
 const SETTINGS: &str = "
     set application_name = 'outboxctl work'; set statement_timeout = '30s'; set tcp_user_timeout = '15s';
     set synchronous_commit = off";
-/// Why a call failed.
-#[derive(Debug)]
-pub struct WorkError {
-    pub kind: WorkErrorKind,
-    pub failure: Failure,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WorkErrorKind {
-    /// Another session holds locks on rows.
-    Locked,
-    /// Not now: a statement needs the database without workers, or the server has only just started.
-    NotNow,
-    /// The server refused the call; the session continues.
-    Failed,
-    /// The session is lost.
-    Lost,
-}
-
-impl From<tokio_postgres::Error> for WorkError {
-    fn from(error: tokio_postgres::Error) -> Self {
-        let kind = match error.code() {
-            _ if error.is_closed() => WorkErrorKind::Lost,
-            None => WorkErrorKind::Lost,
-            Some(code) if *code == SqlState::LOCK_NOT_AVAILABLE => WorkErrorKind::Locked,
-            Some(code) if *code == SqlState::OBJECT_IN_USE => WorkErrorKind::NotNow,
-            Some(code) if code.code().starts_with("57P") => WorkErrorKind::Lost, // the server or this session ends
-            Some(_) => WorkErrorKind::Failed,
-        };
-        let denied = (error.as_db_error())
-            .is_some_and(|db| *db.code() == SqlState::INSUFFICIENT_PRIVILEGE && db.hint().is_none());
-        let mut failure = Failure::from(error);
-        if denied {
-            failure.hint = Some("A worker needs the role outbox_relay: GRANT outbox_relay TO …;".to_owned());
-        }
-        if kind == WorkErrorKind::Lost {
-            failure.code = Code::CannotConnect;
-        }
-        Self { kind, failure }
-    }
-}
 
 /// The shared memory that a worker reads after a claim.
 pub struct SharedState {
@@ -342,23 +301,6 @@ impl WorkerSession {
 }
 
 const SHARED_STATE: Statement = Statement::Write("select outbox_internal.work_shared_state($1)");
-
-// ---- rows -----------------------------------------------------------------------------------------------------------
-
-pub(super) fn no_answer() -> WorkError {
-    WorkError {
-        kind: WorkErrorKind::Lost,
-        failure: Failure::new(Code::CannotConnect, "the server does not answer"),
-    }
-}
-
-pub(super) fn unexpected(what: &str) -> WorkError {
-    WorkError {
-        kind: WorkErrorKind::Failed,
-        failure: Failure::new(Code::Incompatible, format!("unexpected result from the server: {what}"))
-            .hint("This program and the extension may have different versions. Compare them with outboxctl version."),
-    }
-}
 
 /// Decodes rewinds: two numbers for each partition, in the order of the partitions; negative = no rewind.
 fn rewinds(partitions: &[Partition], lows: Vec<i64>) -> Vec<Rewinds> {

@@ -2,7 +2,7 @@
 //! Runs on the worker's thread.
 
 use super::context::WorkContext;
-use super::session::{WorkError, WorkErrorKind};
+use super::error::{WorkError, WorkErrorKind};
 use outbox_core::engine::{Batch, DueMessages, Held, Lane, Settlement, StatementTimeout, Tables};
 use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::partition::Partition;

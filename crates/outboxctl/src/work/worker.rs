@@ -3,9 +3,10 @@
 
 use super::args::WorkArgs;
 use super::context::WorkContext;
+use super::error::{WorkError, WorkErrorKind};
 use super::report::{Log, Printer};
 use super::runtime::{WorkRuntime, sharing};
-use super::session::{WaitResult, WorkError, WorkErrorKind, WorkerSession};
+use super::session::{WaitResult, WorkerSession};
 use super::settings;
 use super::totals::Totals;
 use crate::connect::ConnectArgs;
