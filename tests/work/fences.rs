@@ -116,9 +116,12 @@ const CALLS: [&str; 6] = [
 #[test]
 fn a_session_acts_as_no_other_worker() {
     let (cluster, mut client) = session();
+    cluster.draw_seqs(2);
     cluster.exec(
         DB,
-        "select outbox_internal.heartbeat('server-1', 1, 3600);
+        "select outbox_enqueue(2, 'k', partition_key => 'p00');
+         select outbox_internal.heartbeat('server-1', 1, 3600);
+         update outbox_partitions set lease_epoch = 0;
          select outbox_internal.lease_take('server-1', '{0}', 3600);
          insert into outbox_waiting (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination)
          values (1, now(), now(), 0, 0, 0, false, 's', 'default')",
