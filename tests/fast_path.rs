@@ -269,7 +269,8 @@ fn a_fast_path_in_flight_message_behaves_like_a_claimed_one() {
             .expect("the message")
             .get(0);
         let counted: i64 = client.value("select n[2]::bigint from outbox_internal.shared_memory('counters') t (n)");
-        let of_it: i64 = client.value("select n[1]::bigint from outbox_internal.shared_memory('statistics', 'default') t (n)");
+        let of_it: i64 =
+            client.value("select n[1]::bigint from outbox_internal.shared_memory('statistics', 'default') t (n)");
         let retried: bool = client
             .query_one("select outbox_retry($1)", &[&seq])
             .expect("retry")
