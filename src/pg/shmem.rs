@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
 pub unsafe trait Shareable: Sync + Sized {
     /// Makes all bytes zero: the state in which an entry begins. The caller is the only process that uses the entry.
     fn clear(&self) {
-        const { assert!(align_of::<Self>() >= align_of::<AtomicU32>() && size_of::<Self>() % 4 == 0) };
+        const { assert!(align_of::<Self>() >= align_of::<AtomicU32>() && size_of::<Self>().is_multiple_of(4)) };
         // SAFETY: the words cover the value, which consists of atomics. Nothing reads its padding.
         let words =
             unsafe { std::slice::from_raw_parts((&raw const *self).cast::<AtomicU32>(), size_of::<Self>() / 4) };

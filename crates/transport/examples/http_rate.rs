@@ -126,7 +126,7 @@ fn run(publisher: &mut Publisher, count: usize) {
         unsafe { libc::poll(&mut poll, 1, 10_000) };
         publisher.waker().clear();
         for event in publisher.drain() {
-            if let Event::Outcomes(outcomes) = event {
+            if let PublisherEvent::Outcomes(outcomes) = event {
                 assert!(outcomes.iter().all(|o| o.outcome == Outcome::Confirmed));
                 done += outcomes.len();
             }

@@ -99,11 +99,11 @@ fn connected(port: u16) -> Publisher {
         ..AmqpConfig::new(address, Secret::new("guest"))
     };
     let mut publisher = Publisher::start(config, outbox_transport::Waker::new().unwrap()).unwrap();
-    while !wait(&mut publisher).contains(&Event::State(ConnectionState::Connected)) {}
+    while !wait(&mut publisher).contains(&PublisherEvent::State(ConnectionState::Connected)) {}
     publisher
 }
 
-fn wait(publisher: &mut Publisher) -> Vec<Event> {
+fn wait(publisher: &mut Publisher) -> Vec<PublisherEvent> {
     let mut poll = libc::pollfd {
         fd: publisher.waker().fd(),
         events: libc::POLLIN,
@@ -131,10 +131,10 @@ fn message(handle: u64) -> Publication {
     }
 }
 
-fn confirmed(events: Vec<Event>) -> usize {
+fn confirmed(events: Vec<PublisherEvent>) -> usize {
     let mut count = 0;
     for event in events {
-        if let Event::Outcomes(outcomes) = event {
+        if let PublisherEvent::Outcomes(outcomes) = event {
             assert!(outcomes.iter().all(|o| o.outcome == Outcome::Confirmed));
             count += outcomes.len();
         }
