@@ -42,7 +42,7 @@ fn without_a_terminal_two_commands_find_and_fix_the_problem_and_the_demo_ends() 
         "$ outboxctl show 3",
         "Fix: outboxctl resume default",
         "$ outboxctl resume default",
-        "Destination default is resumed.",
+        "Delivery to default is resumed.",
         "\"aggregate_id\":\"43\"",
         "postgres | resume",
     ] {

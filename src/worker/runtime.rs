@@ -432,6 +432,7 @@ impl outbox_worker::Runtime for ServerRuntime {
             return Ok(0); // the shutdown cancelled the statement
         }
         transaction::show(&failure);
+        self.context.store.protocol.db.forget();
         if self.failures.is_news(&failure.message, Instant::now()) {
             pgrx::warning!("outbox {}: {}; tries again", self.context.id, failure.message);
         }

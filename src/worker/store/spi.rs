@@ -30,6 +30,12 @@ impl SpiDb {
         Ok(statement)
     }
 
+    /// Prepares all statements again. Called after a failure: an update of the extension may have replaced what the body of
+    /// a claim calls.
+    pub fn forget(&self) {
+        self.0.borrow_mut().clear();
+    }
+
     /// Runs a query that only reads. All else in pgrx assigns a transaction id, even `Spi::get_one`, and the commit then
     /// writes WAL.
     pub fn read<T>(&self, sql: &str, read: impl FnOnce(SpiTupleTable) -> SpiResult<T>) -> SpiResult<T> {
