@@ -32,6 +32,17 @@ pub trait Db {
         args: &[Arg],
         read: impl FnMut(&Self::ResultRow<'_>) -> Result<T, Self::Error>,
     ) -> Result<Vec<T>, Self::Error>;
+
+    /// Runs a statement that returns one row.
+    fn one<T>(
+        &self,
+        statement: Statement,
+        args: &[Arg],
+        read: impl FnMut(&Self::ResultRow<'_>) -> Result<T, Self::Error>,
+    ) -> Result<T, Self::Error> {
+        let row = self.run(statement, args, read)?.into_iter().next();
+        row.ok_or_else(|| Self::ResultRow::unexpected("no row"))
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -107,17 +118,6 @@ impl<D: Db> WorkerProtocol<D> {
         Arg::Text(Some(&self.worker))
     }
 
-    /// Runs a statement that returns one row.
-    fn one<T>(
-        &self,
-        statement: Statement,
-        args: &[Arg],
-        read: impl FnMut(&D::ResultRow<'_>) -> Result<T, D::Error>,
-    ) -> Result<T, D::Error> {
-        let row = self.db.run(statement, args, read)?.into_iter().next();
-        row.ok_or_else(|| D::ResultRow::unexpected("no row"))
-    }
-
     /// Records that this worker is alive, for `ttl_s` seconds. Returns the ids of all workers that are.
     pub fn heartbeat(&self, pid: i32, ttl_s: i32) -> Result<Vec<String>, D::Error> {
         let sql = "select outbox_internal.legible(h) from outbox_internal.heartbeat($1, $2, $3) h";
@@ -191,7 +191,7 @@ impl<D: Db> WorkerProtocol<D> {
     /// Removes workers that have ended. Returns their number.
     pub fn purge_workers(&self) -> Result<i64, D::Error> {
         let sql = "select outbox_internal.purge_workers()";
-        self.one(Statement::Write(sql), &[], |row| row.count(0))
+        self.db.one(Statement::Write(sql), &[], |row| row.count(0))
     }
 
     /// Claims messages of leased lanes, all of them with the same read limit.
@@ -252,7 +252,7 @@ impl<D: Db> WorkerProtocol<D> {
         let sql = "select outbox_internal.waits($1, $2, $3)";
         Ok((
             claimed,
-            self.one(Statement::Read(sql), &its_key(), |row| row.boolean(0))?,
+            self.db.one(Statement::Read(sql), &its_key(), |row| row.boolean(0))?,
         ))
     }
 
@@ -278,7 +278,7 @@ impl<D: Db> WorkerProtocol<D> {
     pub fn bring_due(&self, leases: Option<&[Held]>) -> Result<DueMessages, D::Error> {
         let next_due_ms = || {
             let next = Statement::Read("select outbox_internal.next_due_ms()");
-            let ms = self.one(next, &[], |row| row.number(0))?;
+            let ms = self.db.one(next, &[], |row| row.number(0))?;
             Ok(ms.and_then(|ms| u64::try_from(ms).ok()))
         };
         let next_ms = next_due_ms()?;
@@ -339,9 +339,11 @@ impl<D: Db> WorkerProtocol<D> {
         // this worker's.
         let (seqs, destinations, partitions) = keys(batch);
         let sql = "select outbox_internal.locate($1, $2, $3)::text[]";
-        let tids = self.one(Statement::Read(sql), &[seqs, destinations, partitions], |row| {
-            row.texts(0)
-        })?;
+        let tids = self
+            .db
+            .one(Statement::Read(sql), &[seqs, destinations, partitions], |row| {
+                row.texts(0)
+            })?;
         Ok(changed + self.settle_at(batch, &tids, dead_blocks, took_us)?)
     }
 
@@ -370,7 +372,7 @@ impl<D: Db> WorkerProtocol<D> {
             Arg::Reasons(endings().map(|ending| ending.reason).collect()),
         ];
         args.extend(took_us.map(|took_us| bigints(took_us.iter().copied())));
-        let changed = self.one(Statement::Write(D::SETTLE), &args, |row| row.count(0))?;
+        let changed = self.db.one(Statement::Write(D::SETTLE), &args, |row| row.count(0))?;
         Ok(changed as usize)
     }
 }

@@ -69,17 +69,6 @@ impl SessionDb {
         Ok(prepared)
     }
 
-    /// Runs a statement that returns one row.
-    pub fn one<T>(
-        &self,
-        statement: Statement,
-        args: &[Arg],
-        read: impl FnMut(&SessionRow) -> Result<T, WorkError>,
-    ) -> Result<T, WorkError> {
-        let row = self.run(statement, args, read)?.into_iter().next();
-        row.ok_or_else(|| unexpected("no row"))
-    }
-
     /// Sends a statement together with the next one, and after it.
     pub fn query_next(&self, statement: Statement, partitions: &[Partition]) -> Result<(), WorkError> {
         let prepared = self.prepared(statement, &[indexes(partitions)])?;

@@ -156,10 +156,11 @@ impl WorkerSession {
         let mappings: HashMap<u32, Vec<String>> = mappings.into_iter().collect();
         let mapping = |server| mappings.get(&server).cloned().unwrap_or_default();
         let settings = db.run(settings, &[], |row| Ok((row.name(0)?, row.name(1)?)))?;
-        let settings: HashMap<String, String> = settings.into_iter().collect();
+        let mut settings: HashMap<String, String> = settings.into_iter().collect();
         let seconds = |name| settings.get(name).and_then(|value| value.parse().ok()).unwrap_or(15);
         self.lease_ttl_s.set(seconds("outbox.lease_ttl"));
         self.claim_ttl_s.set(seconds("outbox.claim_ttl"));
+        let mut destinations = self.protocol.destinations(mapping)?;
         db.one(refresh, &[], |row| {
             self.clock.set((row.count(4)?, Instant::now()));
             Ok(Refreshed {
@@ -167,8 +168,8 @@ impl WorkerSession {
                 not_adopted: row.text(1)?,
                 source: row.text(2)?,
                 session_defaults: row.name(3)?,
-                destinations: self.protocol.destinations(mapping)?,
-                settings: settings.clone(),
+                destinations: std::mem::take(&mut destinations),
+                settings: std::mem::take(&mut settings),
             })
         })
     }
