@@ -21,7 +21,7 @@ use crate::session::store::{partition, publish, source as sources};
 use crate::session::{capture, effects, source, utility};
 use crate::shared::databases;
 use crate::shared::error_groups::{self, FailureGroup};
-use crate::shared::fastpath::slot;
+use crate::shared::fast_path;
 use crate::shared::lanes::Class;
 use crate::shared::{floors, launcher, statistics, transactions, workers};
 use crate::store::source::by_sql::Criteria;
@@ -328,7 +328,7 @@ fn outbox_record_error(
 fn outbox_withdraw_unless_taken(destination: SqlText, partition: i16, seq: i64) -> bool {
     let partition = Partition::new(i64::from(partition));
     partition.map_or(true, |partition| {
-        slot::withdraw_unless_taken(&destination, partition, seq)
+        fast_path::withdraw_unless_taken(&destination, partition, seq)
     })
 }
 
@@ -341,7 +341,7 @@ fn outbox_is_fast_in_flight(destination: SqlText, partition: i16, seq: i64) -> b
 #[pg_extern(sql = false)]
 fn outbox_is_taken(destination: SqlText, partition: i16, seq: i64) -> bool {
     let partition = Partition::new(i64::from(partition));
-    partition.is_ok_and(|partition| slot::is_taken(&destination, partition, seq))
+    partition.is_ok_and(|partition| fast_path::is_taken(&destination, partition, seq))
 }
 
 #[pg_extern(sql = false)]

@@ -7,11 +7,10 @@
 
 use crate::pg::clock::now_us;
 use crate::pg::xact::{self, End};
-use crate::session::nesting;
+use crate::session::{fast_path, nesting};
 use crate::shared::databases::{self, DatabaseEntry};
 use crate::shared::error_groups::{self, FailureGroup};
-use crate::shared::fastpath::handoff::Handoff;
-use crate::shared::fastpath::{commit, eligibility};
+use crate::shared::fast_path::Handoff;
 use crate::shared::lanes::Class;
 use crate::shared::{floors, statistics, transactions, waiters};
 use outbox_core::nested::{Absorb, Nested};
@@ -163,7 +162,7 @@ pub fn ready(destination: &str, partition: Partition, seq: i64, handoff: Option<
 
 /// Whether this number of further messages of this transaction may take the fast path.
 pub fn may_use_fast_path(count: usize) -> bool {
-    !nesting::is_inner() && TRANSACTION.with_borrow(|transaction| eligibility::is_room(transaction.handoffs, count))
+    !nesting::is_inner() && TRANSACTION.with_borrow(|transaction| fast_path::is_room(transaction.handoffs, count))
 }
 
 /// This transaction put a message where views look for waiting messages.
@@ -341,7 +340,7 @@ impl Transaction {
     fn copy_to_slot(&mut self) {
         let handoffs = &mut self.effects.whole().handoffs;
         if !handoffs.is_empty() {
-            xact::ignore_errors_at_commit(AssertUnwindSafe(|| commit::copy_to_slot(handoffs)));
+            xact::ignore_errors_at_commit(AssertUnwindSafe(|| fast_path::copy_to_slot(handoffs)));
         }
     }
 
@@ -385,7 +384,7 @@ impl Transaction {
             waiters::stop();
         }
         self.end_request();
-        commit::take_back(&mut self.effects.whole().handoffs); // it did not commit
+        fast_path::take_back(&mut self.effects.whole().handoffs); // it did not commit
         self.effects.clear();
         self.pending.clear();
         self.handoffs = 0;
@@ -417,12 +416,12 @@ impl Transaction {
 /// All of these run after Committed: they publish what is visible now.
 impl Effects {
     /// The order matters. The rows are visible already; first publish from where to read. Then the transaction is
-    /// removed from the list of open ones, and then the workers read: see `shared::fastpath`.
+    /// removed from the list of open ones, and then the workers read: see `shared::fast_path`.
     fn notify_workers(&mut self, database: &DatabaseEntry) {
         if self.by_hand {
             database.changes_by_hand.advance(); // before a slot is ready: a worker takes none before it has read the change
         }
-        commit::hand_over(database, &mut self.handoffs);
+        fast_path::hand_over(database, &mut self.handoffs);
         for ((class, partition), low) in &self.lows {
             database.rewind_to(*class, *partition, *low);
         }

@@ -7,6 +7,7 @@ mod checks;
 pub mod declarations;
 pub mod effects;
 pub mod external;
+mod fast_path;
 mod nesting;
 pub mod source;
 pub mod store;

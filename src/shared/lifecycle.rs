@@ -2,7 +2,7 @@
 //! being one, and when a database is dropped. Run by the postmaster, by workers, by sessions of workers outside the
 //! server, and by the launcher.
 
-use super::fastpath::slot;
+use super::fast_path;
 use super::workers::{self, NoEntry, OUTSIDE, WorkerEntry};
 use super::{databases, error_groups, floors, launcher, statistics, transactions, waiters};
 use crate::pg::shmem::{Area, request};
@@ -15,7 +15,7 @@ static AREAS: [&dyn Area; 9] = [
     &workers::AREA,
     &waiters::AREA,
     &transactions::AREA,
-    &slot::AREA,
+    &fast_path::AREA,
     &statistics::AREA,
     &error_groups::AREA,
     &floors::AREA,
@@ -60,7 +60,7 @@ fn free_entries() {
     for worker in workers::mine() {
         let database = worker.quit();
         waiters::wake(database);
-        slot::worker_ends(worker.entry());
+        fast_path::worker_ends(worker.entry());
         worker.free();
         databases::workers_changed(database);
         // The server notifies a launcher only of the workers that this launcher started.

@@ -14,7 +14,7 @@
 //! | – `passes` | | its last passes | workers | sessions |
 //! | `waiters` | session | the database for which it waits | sessions | workers, sessions |
 //! | `transactions` | open transaction | the keys that it has enqueued | sessions | workers |
-//! | `fastpath` | message on its way from a session to a worker | the message | sessions, workers | workers |
+//! | `fast_path` | message on its way from a session to a worker | the message | sessions, workers | workers |
 //! | `statistics` | destination | what it did, and what waits for it | workers, sessions, maintenance | sessions |
 //! | `error_groups` | cause of recent failures | their number and times | workers, sessions, maintenance | sessions |
 //! | `floors` | lane in which a message waited | where views begin to search it | sessions | sessions |
@@ -24,7 +24,7 @@
 
 pub mod databases;
 pub mod error_groups;
-pub mod fastpath;
+pub mod fast_path;
 pub mod fields;
 pub mod floors;
 pub mod lanes;

@@ -8,7 +8,7 @@ use crate::pg::clock::now_us;
 use crate::pg::txn::{Durability, TransactionFailure};
 use crate::pg::{bgworker, catalog, signals};
 use crate::shared::error_groups::{self, FailureGroup};
-use crate::shared::fastpath::slot;
+use crate::shared::fast_path;
 use crate::shared::lanes::Class;
 use crate::shared::{databases, statistics, transactions};
 use crate::store::standbys;
@@ -254,7 +254,7 @@ impl outbox_worker::Runtime for ServerRuntime {
                     .for_each(|(partition, _)| database.own_lanes(*partition, slot));
             }
             // New partitions are read from the start.
-            new.iter().for_each(|(partition, _)| slot::begin_lane(*partition));
+            new.iter().for_each(|(partition, _)| fast_path::begin_lane(*partition));
             Ok(Tended {
                 workers,
                 leased: Some((held, Duration::from_secs(ttl_s as u64))),
@@ -322,7 +322,7 @@ impl outbox_worker::Runtime for ServerRuntime {
     }
 
     fn take_ready(&self) -> Vec<(SlotId, Claimed)> {
-        let ready = slot::take(self.context.slot.entry());
+        let ready = fast_path::take(self.context.slot.entry());
         // A transaction counts its change by hand before its slots are ready: such as a pause of a destination.
         if !ready.is_empty() && self.context.is_stale() {
             for (slot_id, Claimed { pointer, .. }) in ready {
@@ -449,7 +449,7 @@ impl Memory for ServerRuntime {
 
     fn peek_rewinds(&self, destination: &str, leases: &[Held]) -> Vec<(Partition, i64)> {
         // In this order: a process that withdraws a ready message sets the rewind first.
-        let mut ready = slot::lowest_ready(destination);
+        let mut ready = fast_path::lowest_ready(destination);
         let class = Class::of(destination);
         let peek = |(partition, _): &Held| {
             let rewind = self.context.database?.peek_rewind(class, *partition);
@@ -460,18 +460,18 @@ impl Memory for ServerRuntime {
     }
 
     fn withdraw(&self, destination: &str, claimed: &[(Partition, i64)]) {
-        slot::revoke(destination, claimed);
+        fast_path::revoke(destination, claimed);
     }
 
     fn free_slot(&self, slot_id: SlotId) {
-        slot::free(slot_id);
+        fast_path::free(slot_id);
     }
 
     fn give_up(&self, slot_id: SlotId, destination: &str, partition: Partition, seq: i64) {
         if let Some(database) = self.context.database {
             database.rewind_to(Class::of(destination), partition, seq);
         }
-        slot::free(slot_id);
+        fast_path::free(slot_id);
     }
 }
 

@@ -1,6 +1,6 @@
 //! A handoff: a message with its event as bytes. A session copies it into a slot in shared memory before it commits,
 //! and a worker reads it there. Both run the same build in the same server, so the format has no version. Used by
-//! `src/shared/fastpath`.
+//! `src/shared/fast_path.rs`.
 
 use crate::event::{Event, EventRow};
 use crate::message::Pointer;

@@ -6,7 +6,7 @@
 //!
 //! | in the model | in the server |
 //! |---|---|
-//! | `Slot` | a slot of `src/shared/fastpath/slot.rs`; each message has a separate one, and lack of room is a choice |
+//! | `Slot` | a slot of `src/shared/fast_path.rs`; each message has a separate one, and lack of room is a choice |
 //! | `Session` | a backend with one transaction, step by step: `src/session/effects.rs` |
 //! | `registry` | `src/shared/transactions.rs`: a low bound of the seqs of each open transaction; see `model_cursor` |
 //! | `Lane` | `rewind` and owner of a lane in shared memory; the lease of its partition in the table |

@@ -12,8 +12,7 @@ use crate::pg::spi::{Param, Spi, SpiClient, SpiResult};
 use crate::pg::trigger::Call;
 use crate::pg::{guc, security};
 use crate::session::effects;
-use crate::shared::fastpath::eligibility;
-use crate::shared::fastpath::handoff::{self, Inserted, Stored};
+use crate::session::fast_path::{self, Inserted, Stored};
 use crate::shared::transactions;
 use crate::store::{AGGREGATE_KEY, aggregate_key};
 use outbox_core::engine::RowId;
@@ -86,7 +85,7 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
     let (keys, mut found) = match source::of(statements)? {
         None => {
             let is_due_and_stays = times.available_at.is_none() && times.expires_at.is_none();
-            let by_fast_path = is_due_and_stays && eligibility::is_on() && effects::may_use_fast_path(seqs.len());
+            let by_fast_path = is_due_and_stays && fast_path::is_on() && effects::may_use_fast_path(seqs.len());
             let found = read_events(statements, seqs, by_fast_path)?;
             let mut missing = seqs.iter().filter(|seq| !found.contains_key(seq)).peekable();
             let keys = match keys {
@@ -162,7 +161,7 @@ pub(super) fn insert_messages(
                 ("enqueued_at", "pg_catalog.now()"),
             ];
             let (table, more, types, location) = match due_at {
-                None => ("outbox", &[][..], &[][..], handoff::MESSAGE),
+                None => ("outbox", &[][..], &[][..], fast_path::MESSAGE),
                 Some(_) => ("outbox_waiting", &scheduled[..], &time[..], ""),
             };
             let table = format!("{}.{table}", statements.schema);
@@ -239,7 +238,7 @@ fn read_events(statements: &Statements, seqs: &[i64], by_fast_path: bool) -> Res
             let sql = format!(
                 "select e.seq, e.body_bytes{}, e.aggregate_type, e.aggregate_id from {}.outbox_events e
                  where e.ctid operator(pg_catalog.=) any ($1::pg_catalog.tid[]) for key share",
-                handoff::event_columns("$2"),
+                fast_path::event_columns("$2"),
                 statements.schema
             );
             let types = [PgBuiltInOids::TEXTARRAYOID, PgBuiltInOids::BOOLOID].map(PgOid::from);
@@ -249,10 +248,10 @@ fn read_events(statements: &Statements, seqs: &[i64], by_fast_path: bool) -> Res
         let rows = guc::planned_once(|| client.update(select, None, &args)).map_err(internal)?;
         let found = rows.map(|row| {
             let (kind, id): (Option<String>, Option<String>) =
-                (row.get(handoff::AFTER_EVENT)?, row.get(handoff::AFTER_EVENT + 1)?);
+                (row.get(fast_path::AFTER_EVENT)?, row.get(fast_path::AFTER_EVENT + 1)?);
             let found = Found {
                 aggregate_key: aggregate_key(kind.as_deref(), id.as_deref()),
-                stored: handoff::stored(&row, statements.event_table)?,
+                stored: fast_path::stored(&row, statements.event_table)?,
             };
             Ok((row.get(1)?.unwrap_or_default(), found))
         });

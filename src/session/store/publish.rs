@@ -15,9 +15,8 @@ use crate::pg::spi::{Spi, SpiHeapTupleData, SpiResult};
 use crate::pg::table::{self, Table, Value};
 use crate::pg::trigger::Call;
 use crate::pg::{guc, security, text};
+use crate::session::fast_path::{self, Inserted, Stored};
 use crate::session::{effects, nesting};
-use crate::shared::fastpath::eligibility;
-use crate::shared::fastpath::handoff::{self, Inserted, Stored};
 use crate::shared::transactions;
 use outbox_core::event::{COLUMNS, Event};
 use outbox_core::partition::{Partition, crc32};
@@ -38,7 +37,7 @@ pub fn publish(call: Call, events: &[Keyed], destination: &str, times: Times) ->
         let announced = transactions::announce(events.iter().map(|(_, key)| key.as_deref().map(crc32)));
         let partitioning = Partitioning::read(statements)?;
         let is_due_and_stays = times.available_at.is_none() && times.expires_at.is_none();
-        let by_fast_path = is_due_and_stays && effects::may_use_fast_path(events.len()) && eligibility::is_on();
+        let by_fast_path = is_due_and_stays && effects::may_use_fast_path(events.len()) && fast_path::is_on();
         let publish = Publish {
             statements,
             partitioning,
@@ -123,7 +122,7 @@ impl Publish<'_> {
         let message = rows::message(seq, partition.as_i16(), self.destination, key, expires_at);
         let tid = outbox.insert(&message);
         let now = table::now();
-        let handoff = (self.by_fast_path && eligibility::may_fit(bytes)).then(|| {
+        let handoff = (self.by_fast_path && fast_path::may_fit(bytes)).then(|| {
             let event = Event {
                 seq,
                 created_at: table::in_utc(now)?,
@@ -173,7 +172,7 @@ impl Publish<'_> {
             let insert = self.statements.insert_events[usize::from(is_one)].get_or(|| {
                 let table = format!("{}.outbox_events", self.statements.schema);
                 let wanted = format!("${}", COLUMNS.len() + 1);
-                let returning = format!("returning e.seq, e.body_bytes{}", handoff::event_columns(&wanted));
+                let returning = format!("returning e.seq, e.body_bytes{}", fast_path::event_columns(&wanted));
                 let types = [PgOid::from(PgBuiltInOids::BOOLOID)];
                 rows::prepare_insert(client, &EVENT, &table, is_one, &[], &types, &returning)
             })?;
@@ -183,7 +182,7 @@ impl Publish<'_> {
             let stored = guc::planned_once(|| client.update(insert, None, &args)).map_err(internal)?;
             let read = |row: SpiHeapTupleData| -> SpiResult<_> {
                 let (seq, bytes): (Option<i64>, Option<i32>) = (row.get(1)?, row.get(2)?);
-                let stored = handoff::stored(&row, self.statements.event_table)?;
+                let stored = fast_path::stored(&row, self.statements.event_table)?;
                 Ok((seq.unwrap_or_default(), bytes.unwrap_or_default(), stored))
             };
             let stored = stored.map(read).collect::<SpiResult<Vec<_>>>().map_err(internal)?;

@@ -1,4 +1,4 @@
-//! The protocol of a session: `src/session/effects.rs` and the first half of `src/shared/fastpath/slot.rs`.
+//! The protocol of a session: `src/session/effects.rs` and the first half of `src/shared/fast_path.rs`.
 
 use super::{Action, FastPath, MESSAGES, Mistake, NONE, SESSIONS, Seq, SlotState, State, Way};
 

@@ -1,5 +1,5 @@
 //! The protocol of a worker's passes: crates/core/src/engine/claim.rs, receive.rs, and the second half of
-//! `src/shared/fastpath/slot.rs`.
+//! `src/shared/fast_path.rs`.
 
 use super::{
     Action, END, FastPath, Key, MESSAGES, Mistake, SESSIONS, SLOTS, Seq, Seqs, SlotState, State, WORKERS, Way,

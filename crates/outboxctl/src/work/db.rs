@@ -8,9 +8,7 @@ use outbox_core::partition::Partition;
 use outbox_worker::protocol::{Arg, Db, ResultRow, Statement, indexes};
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::future::{Future, poll_fn};
-use std::pin::pin;
-use std::task::Poll;
+use std::future::Future;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio_postgres::types::{ToSql, Type};
@@ -84,34 +82,6 @@ impl SessionDb {
             _ => Err(no_answer()),
         }
     }
-
-    /// Sends both statements before it waits for a result: the query that is polled first is sent first.
-    async fn both(
-        &self,
-        first: impl Future<Output = Result<Vec<postgres::Row>, postgres::Error>>,
-        second: impl Future<Output = Result<postgres::Row, postgres::Error>>,
-    ) -> Result<Vec<postgres::Row>, postgres::Error> {
-        let (mut first, mut second) = (pin!(first), pin!(second));
-        let mut rows = None;
-        poll_fn(|context| {
-            if rows.is_none()
-                && let Poll::Ready(answer) = first.as_mut().poll(context)
-            {
-                rows = Some(answer);
-            }
-            if !matches!(*self.next.borrow(), Some(PipelinedStatement::Sent(_)))
-                && let Poll::Ready(answer) = second.as_mut().poll(context)
-            {
-                self.next.replace(Some(PipelinedStatement::Sent(answer)));
-            }
-            match (&rows, &*self.next.borrow()) {
-                (Some(_), Some(PipelinedStatement::Sent(_))) => Poll::Ready(()),
-                _ => Poll::Pending,
-            }
-        })
-        .await;
-        rows.unwrap_or_else(|| Ok(Vec::new()))
-    }
 }
 
 /// The statement that calls a function of a claim. Its columns are those of outbox_internal.claimed, without the texts of a
@@ -155,7 +125,12 @@ impl Db for SessionDb {
         let rows = match &next {
             Some(PipelinedStatement::Send(then, partitions)) => {
                 let partitions: [&(dyn ToSql + Sync); 1] = [partitions];
-                self.wait_for(self.both(query, self.client.query_one(then, &partitions)))?
+                self.wait_for(async {
+                    // Both are sent before either result is here, in this order: the one that is polled first is sent first.
+                    let (rows, then) = tokio::join!(biased; query, self.client.query_one(then, &partitions));
+                    self.next.replace(Some(PipelinedStatement::Sent(then)));
+                    rows
+                })?
             }
             _ => self.wait_for(query)?,
         };

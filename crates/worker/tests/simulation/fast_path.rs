@@ -1,4 +1,4 @@
-//! The slots that sessions fill for the worker of their lane: the content of `src/shared/fastpath/slot.rs`. Each
+//! The slots that sessions fill for the worker of their lane: the content of `src/shared/fast_path.rs`. Each
 //! function here is one access there, unless it says otherwise.
 
 use super::config::Flaw;

@@ -1,35 +1,53 @@
-//! A message on the fast path: its bytes, and the versions of its rows. The bytes are made from the rows that the
-//! statements return. The versions must still be current when the transaction commits. Run by a session, in the
-//! statement that enqueues.
+//! The fast path as a session sees it: which messages take it, their bytes, and the end of the transaction. The module
+//! `shared::fast_path` has the order of the steps. Runs in a user's backend, on its main thread.
+//!
+//! A message that misses one of these conditions goes through the table alone:
+//!
+//! | condition | checked in |
+//! |---|---|
+//! | outbox.fast_path is on, and there is shared memory | `is_on` |
+//! | the message is due now, and never expires | the statement |
+//! | its transaction has few other messages | `is_room` |
+//! | its event is in outbox_events, is small and can be read | `may_fit`, `stored`, `Inserted::handoff` |
+//! | COMMIT waits until the transaction is on disk | `copy_to_slot` |
+//! | its rows are still as they were written | `copy_to_slot` |
+//! | its lane has a worker in this server, and a slot is free | `shared::fast_path` |
 
-use super::BYTES;
+use crate::config;
 use crate::event;
 use crate::pg::catalog::Oid;
 use crate::pg::clock::us_since_1970;
 use crate::pg::seen::Seen;
 use crate::pg::spi::{SpiError, SpiHeapTupleData, SpiResult};
+use crate::pg::xact;
+use crate::shared::databases::DatabaseEntry;
+use crate::shared::fast_path::{self, BYTES, Handoff};
 use crate::shared::lanes::Class;
-use outbox_core::engine::{RowId, SlotId};
+use outbox_core::engine::RowId;
 use outbox_core::handoff;
 use outbox_core::message::{Event, Pointer};
 use outbox_core::partition::{Partition, crc32};
 use pgrx::datum::TimestampWithTimeZone;
 
-/// A message that may be copied into a slot when this transaction commits.
-pub struct Handoff {
-    pub class: Class,
-    pub partition: Partition,
-    pub seq: i64,
-    /// CRC-32 of the destination's name.
-    pub destination: u32,
-    /// Its row in `outbox`, and the row of its event.
-    pub row: Seen,
-    pub event: Seen,
-    /// Message and event, encoded by crates/core/src/handoff.rs.
-    pub bytes: Vec<u8>,
-    /// Its slot, once it is copied into one.
-    pub slot_id: Option<SlotId>,
+/// The most messages of one transaction on the fast path. A claim takes more of them together at less cost.
+const MESSAGES_MAX: usize = 8;
+
+/// Whether any message may take the fast path.
+pub fn is_on() -> bool {
+    config::fast_path() && fast_path::is_there()
 }
+
+/// Whether a transaction with `before` fast-path messages may add `more`.
+pub fn is_room(before: usize, more: usize) -> bool {
+    more > 0 && before + more <= MESSAGES_MAX
+}
+
+/// Whether an event with a body of this size may fit into a slot. The event is copied only if it may.
+pub fn may_fit(body_bytes: usize) -> bool {
+    body_bytes < BYTES
+}
+
+// ---- the statement that enqueues --------------------------------------------------------------------------------------
 
 /// An event as it is stored, with the OID of its table and its ctid.
 pub struct Stored {
@@ -127,4 +145,38 @@ impl Inserted {
             slot_id: None,
         })
     }
+}
+
+// ---- the end of the transaction ---------------------------------------------------------------------------------------
+
+/// Before COMMIT: copies the messages into slots before any other process can see their rows.
+pub fn copy_to_slot(handoffs: &mut [Handoff]) {
+    if !xact::commits_durably() {
+        return;
+    }
+    for handoff in handoffs {
+        // A row that was changed since is read from the table.
+        if handoff.row.is_current() && handoff.event.is_current() {
+            handoff.slot_id = fast_path::copy_to_slot(handoff);
+        }
+    }
+}
+
+/// After COMMIT: marks the slots ready for the workers of their lanes, or rewinds the lanes so that the workers read
+/// the rows.
+pub fn hand_over(database: &DatabaseEntry, handoffs: &mut [Handoff]) {
+    for handoff in handoffs {
+        let slot_id = handoff.slot_id.take();
+        if !slot_id.is_some_and(|slot_id| fast_path::ready(slot_id, handoff.class, handoff.partition)) {
+            database.rewind_to(handoff.class, handoff.partition, handoff.seq);
+        }
+    }
+}
+
+/// Frees the slots that are left when the transaction is over: their messages were not committed.
+pub fn take_back(handoffs: &mut [Handoff]) {
+    handoffs
+        .iter_mut()
+        .filter_map(|handoff| handoff.slot_id.take())
+        .for_each(fast_path::free);
 }

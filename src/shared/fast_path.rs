@@ -1,5 +1,40 @@
-//! The slots of the fast path in shared memory. Sessions write them at the end of their transaction (`commit`), and
-//! workers read them. The module `fastpath` has the order of the steps on both sides.
+//! The fast path: a small message goes from the session to the worker of its lane through shared memory. The worker
+//! sends it before it claims the row. The table stays authoritative: a message that does not take the fast path, or is
+//! withdrawn, is announced by *rewind*, like any other commit.
+//!
+//! | step | file | run by |
+//! |---|---|---|
+//! | the statement decides whether the message may take the fast path | src/session/fast_path.rs | the session, in its statement |
+//! | message and event become bytes | the same, crates/core/src/handoff.rs | the session, in its statement |
+//! | the bytes are copied into a slot before COMMIT, and ready after it | the same | the session, in its callbacks |
+//! | a slot holds them until then | this file | both |
+//! | the worker takes them: they are fast-path in flight | this file, crates/core/src/engine/receive.rs | the worker |
+//!
+//! # Order
+//!
+//! The steps of each side, in their order. crates/core/tests/model_fast_path.rs tries every interleaving, and shows for
+//! each rule what breaks without it.
+//!
+//! A session
+//! 1. announces the key before it draws a seq (`transactions`);
+//! 2. copies the message into a slot before its row is visible, so a worker that claims the row finds the slot;
+//! 3. marks the slot ready once the transaction is committed. Then it checks again which worker reads the lane: a new
+//!    worker may have begun before the message was in the slot. If so, the session withdraws the message;
+//! 4. lowers *rewind* for each message that did not take the fast path, then frees its entry of open transactions, then
+//!    wakes the workers.
+//!
+//! A worker
+//! 1. takes what is ready, then reads the open transactions, then reads what is ready by then, and reads *rewind* last;
+//! 2. takes nothing of a lane that it has not read to its end;
+//! 3. withdraws the slots of the rows that it has claimed, before it hands their messages over;
+//! 4. withdraws all slots of a lane that it takes over. Their rows may be removed without a claim, and then no other
+//!    process would withdraw them.
+//!
+//! A process that withdraws a ready message
+//! 1. lowers *rewind* first, or for a moment nothing would announce the row;
+//! 2. cannot end between withdrawing the message and freeing the slot.
+//!
+//! # Slots
 //!
 //! A *slot* holds one message. Its state determines which process may change it:
 //!
@@ -14,8 +49,7 @@
 //! A row is visible only after its slot was FILLED. So a process that claims a row and then checks the slots either
 //! finds the slot, or no worker will ever take it.
 
-use super::BYTES;
-use super::handoff::Handoff;
+use crate::pg::seen::Seen;
 use crate::pg::shmem::{Shareable, SharedStruct};
 use crate::pg::{catalog, latch};
 use crate::shared::databases;
@@ -26,6 +60,9 @@ use outbox_core::message::Pointer;
 use outbox_core::partition::{Partition, crc32};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+
+/// The most bytes that a slot holds. A larger message, with its event, goes through the table alone.
+pub const BYTES: usize = 4032;
 
 /// Slots for messages of all databases. Further messages go through the table alone.
 const SLOTS: usize = 256;
@@ -137,6 +174,22 @@ pub fn free(slot_id: SlotId) {
     if let Some(word) = area.used.get(slot_id as usize / 64) {
         word.fetch_and(!bit, SeqCst);
     }
+}
+
+/// A message that may be copied into a slot when this transaction commits.
+pub struct Handoff {
+    pub class: Class,
+    pub partition: Partition,
+    pub seq: i64,
+    /// CRC-32 of the destination's name.
+    pub destination: u32,
+    /// Its row in `outbox`, and the row of its event.
+    pub row: Seen,
+    pub event: Seen,
+    /// Message and event, encoded by crates/core/src/handoff.rs.
+    pub bytes: Vec<u8>,
+    /// Its slot, once it is copied into one.
+    pub slot_id: Option<SlotId>,
 }
 
 // ---- a session ------------------------------------------------------------------------------------------------------
