@@ -234,24 +234,29 @@ fn not_waiting(
 /// the messages of this transaction. `by_fast_path`: their messages may take the fast path.
 fn read_events(statements: &Statements, seqs: &[i64], by_fast_path: bool) -> Result<HashMap<i64, Found>, UserError> {
     Spi::connect_mut(|client| {
-        let select = statements.read_events.get_or(|| {
+        let select = statements.read_events[usize::from(by_fast_path)].get_or(|| {
             let sql = format!(
-                "select e.seq, e.body_bytes{}, e.aggregate_type, e.aggregate_id from {}.outbox_events e
+                "select e.seq, e.aggregate_type, e.aggregate_id{} from {}.outbox_events e
                  where e.ctid operator(pg_catalog.=) any ($1::pg_catalog.tid[]) for key share",
-                fast_path::event_columns("$2"),
+                if by_fast_path {
+                    fast_path::event_columns()
+                } else {
+                    String::new()
+                },
                 statements.schema
             );
-            let types = [PgBuiltInOids::TEXTARRAYOID, PgBuiltInOids::BOOLOID].map(PgOid::from);
+            let types = [PgOid::from(PgBuiltInOids::TEXTARRAYOID)];
             Ok(client.prepare_mut(&sql, &types)?.keep())
         })?;
-        let args = [places(statements, seqs), by_fast_path.into()];
-        let rows = guc::planned_once(|| client.update(select, None, &args)).map_err(internal)?;
+        let rows = guc::planned_once(|| client.update(select, None, &[places(statements, seqs)])).map_err(internal)?;
         let found = rows.map(|row| {
-            let (kind, id): (Option<String>, Option<String>) =
-                (row.get(fast_path::AFTER_EVENT)?, row.get(fast_path::AFTER_EVENT + 1)?);
+            let (kind, id): (Option<String>, Option<String>) = (row.get(2)?, row.get(3)?);
             let found = Found {
                 aggregate_key: aggregate_key(kind.as_deref(), id.as_deref()),
-                stored: fast_path::stored(&row, statements.event_table)?,
+                stored: match by_fast_path {
+                    true => fast_path::stored(&row, statements.event_table, 4)?,
+                    false => None,
+                },
             };
             Ok((row.get(1)?.unwrap_or_default(), found))
         });

@@ -20,7 +20,7 @@ use crate::session::{effects, nesting};
 use crate::shared::transactions;
 use outbox_core::event::{COLUMNS, Event};
 use outbox_core::partition::{Partition, crc32};
-use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
+use pgrx::PgSqlErrorCode;
 
 /// An event with the key of its message. Its values are checked: see `checks::check_event`.
 pub type Keyed = (NewEvent, Option<String>);
@@ -169,23 +169,34 @@ impl Publish<'_> {
     fn insert_events(&self) -> Result<Vec<(i64, Option<Stored>)>, UserError> {
         Spi::connect_mut(|client| {
             let is_one = self.events.len() == 1;
-            let insert = self.statements.insert_events[usize::from(is_one)].get_or(|| {
-                let table = format!("{}.outbox_events", self.statements.schema);
-                let wanted = format!("${}", COLUMNS.len() + 1);
-                let returning = format!("returning e.seq, e.body_bytes{}", fast_path::event_columns(&wanted));
-                let types = [PgOid::from(PgBuiltInOids::BOOLOID)];
-                rows::prepare_insert(client, &EVENT, &table, is_one, &[], &types, &returning)
-            })?;
+            let insert =
+                self.statements.insert_events[usize::from(self.by_fast_path)][usize::from(is_one)].get_or(|| {
+                    let table = format!("{}.outbox_events", self.statements.schema);
+                    let event = if self.by_fast_path {
+                        fast_path::event_columns()
+                    } else {
+                        String::new()
+                    };
+                    let returning = format!("returning e.seq, e.body_bytes{event}");
+                    rows::prepare_insert(client, &EVENT, &table, is_one, &[], &[], &returning)
+                })?;
             let values: Vec<_> = self.events.iter().map(|(event, _)| event.values()).collect();
-            let mut args = rows::parameters(&EVENT, &values);
-            args.push(self.by_fast_path.into());
-            let stored = guc::planned_once(|| client.update(insert, None, &args)).map_err(internal)?;
+            let args = rows::parameters(&EVENT, &values);
+            // To set how one row is planned takes longer than to plan it a few times.
+            let stored = match is_one {
+                true => client.update(insert, None, &args),
+                false => guc::planned_once(|| client.update(insert, None, &args)),
+            };
             let read = |row: SpiHeapTupleData| -> SpiResult<_> {
                 let (seq, bytes): (Option<i64>, Option<i32>) = (row.get(1)?, row.get(2)?);
-                let stored = fast_path::stored(&row, self.statements.event_table)?;
+                let stored = match self.by_fast_path {
+                    true => fast_path::stored(&row, self.statements.event_table, 3)?,
+                    false => None,
+                };
                 Ok((seq.unwrap_or_default(), bytes.unwrap_or_default(), stored))
             };
-            let stored = stored.map(read).collect::<SpiResult<Vec<_>>>().map_err(internal)?;
+            let stored = stored.map_err(internal)?.map(read);
+            let stored = stored.collect::<SpiResult<Vec<_>>>().map_err(internal)?;
             if stored.len() != self.events.len() {
                 return Err(UserError::new(
                     PgSqlErrorCode::ERRCODE_TRIGGERED_ACTION_EXCEPTION,

@@ -22,9 +22,10 @@ pub struct Statements {
     pub outbox_table: u32,
     pub waiting_table: u32,
     pub dead_table: u32,
-    /// By whether there is only one.
-    pub insert_events: [Prepared; 2],
-    pub read_events: Prepared,
+    /// By whether they may take the fast path, and whether there is only one.
+    pub insert_events: [[Prepared; 2]; 2],
+    /// By whether they may take the fast path.
+    pub read_events: [Prepared; 2],
     /// By whether they are scheduled, and whether there is only one.
     pub insert_messages: [[Prepared; 2]; 2],
 }
@@ -69,7 +70,7 @@ pub fn statements(fcinfo: Call) -> &'static Statements {
                 waiting_table: table(c"outbox_waiting"),
                 dead_table: table(c"outbox_dead"),
                 insert_events: Default::default(),
-                read_events: Prepared::default(),
+                read_events: Default::default(),
                 insert_messages: Default::default(),
             }))
         };
