@@ -26,7 +26,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 /// What each session begins with. A pooler would give a session with these settings to the next client of the
 /// application, so they are no statements: it refuses them, or the mark is missing.
 ///
-/// qualified() adds the schema of the extension to its names. Calls cast their arguments: other roles may create functions
+/// Statements name the schema of the extension (`qualified()`). Calls cast their arguments: other roles may create functions
 /// in that schema, and Postgres would call one that matches better. With millions of messages the planner overestimates
 /// the rows: JIT compiles for 0.7 s what runs for 0.01 s.
 const OPTIONS: &str = "-c search_path=pg_catalog,pg_temp -c jit=off -c outboxctl.session=on";

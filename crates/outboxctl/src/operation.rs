@@ -23,7 +23,10 @@ impl OperatorAction {
     /// The call, with the destination as `$1` and the reason as `$2`. It returns whether anything changed.
     pub fn sql(&self) -> String {
         let seq = self.seq.map_or(String::new(), |seq| format!("{seq}::bigint, "));
-        format!("select outbox_{}({seq}$1::text, $2::text) as changed", self.verb.name())
+        format!(
+            "select @extschema@.outbox_{}({seq}$1::text, $2::text) as changed",
+            self.verb.name()
+        )
     }
 
     pub fn question(&self) -> String {

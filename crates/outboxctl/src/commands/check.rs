@@ -18,7 +18,7 @@ pub struct CheckArgs {
 
 pub async fn run(context: &CommandContext, args: &CheckArgs) -> Result<ExitCode, Failure> {
     let session = context.reader().await?;
-    let sql = "select step, ok, detail from outbox_check($1::text)";
+    let sql = "select step, ok, detail from @extschema@.outbox_check($1::text)";
     let steps = session.rows(sql, &[&args.destination]).await?;
     // NULL means that no worker knows: that is no failure.
     let is_ok = steps.iter().all(|step| step["ok"] != false);

@@ -57,7 +57,7 @@ pub async fn relay(context: &CommandContext, args: &RelayArgs) -> Result<ExitCod
     let began = session.rows("select clock_timestamp()::text as at", &[]).await?;
     let rows = session
         .rows(
-            "select messages, published, failed, dead, waiting, ok from outbox_relay($1::integer, make_interval(secs => $2::integer::float8))",
+            "select messages, published, failed, dead, waiting, ok from @extschema@.outbox_relay($1::integer, make_interval(secs => $2::integer::float8))",
             &[&args.limit, &args.timeout],
         )
         .await?;
@@ -109,17 +109,17 @@ fn in_words(relayed: &Value) -> String {
 
 /// The failures since that time. Empty if this role cannot read the tables, such as a role that may only relay.
 async fn failures(session: &Session, since: &str) -> Result<Vec<Value>, Failure> {
-    let may = "select has_table_privilege('outbox_attempts', 'select')
-                 and has_table_privilege('outbox_dead', 'select') as readable";
+    let may = "select has_table_privilege('@extschema@.outbox_attempts', 'select')
+                 and has_table_privilege('@extschema@.outbox_dead', 'select') as readable";
     if session.rows(may, &[]).await?[0]["readable"] != true {
         return Ok(Vec::new());
     }
     // An expired message becomes a dead letter without an attempt.
-    let sql = "select a.seq, a.destination, a.error from outbox_attempts a where a.at >= ($1::text)::timestamptz
+    let sql = "select a.seq, a.destination, a.error from @extschema@.outbox_attempts a where a.at >= ($1::text)::timestamptz
                union all
-               select d.seq, d.destination, d.reason from outbox_dead d
+               select d.seq, d.destination, d.reason from @extschema@.outbox_dead d
                where d.died_at >= ($1::text)::timestamptz
-                 and not exists (select from outbox_attempts a where a.seq = d.seq and a.destination = d.destination)
+                 and not exists (select from @extschema@.outbox_attempts a where a.seq = d.seq and a.destination = d.destination)
                order by 1, 2 limit 1000";
     session.rows(sql, &[&since]).await
 }

@@ -75,7 +75,7 @@ pub async fn run(context: &CommandContext, args: &ShowArgs) -> Result<ExitCode, 
 async fn event(session: &Session, seq: i64) -> Result<Option<Box<RawValue>>, Failure> {
     let columns = COLUMNS.map(|column| format!("e.{}", column.name)).join(", ");
     let sql = format!(
-        "select row_to_json(x)::text from (select {columns}, e.created_at from outbox_events e where e.seq = $1) x"
+        "select row_to_json(x)::text from (select {columns}, e.created_at from @extschema@.outbox_events e where e.seq = $1) x"
     );
     let row = session
         .until_done(session.client.query_opt(&session.qualified(&sql), &[&seq]))

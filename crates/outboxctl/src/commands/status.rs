@@ -42,18 +42,18 @@ async fn document(session: &Session) -> Result<Value, Failure> {
     let messages =
         "select pending, in_flight, dead, extract(epoch from oldest_pending_age)::float8 as oldest_pending_age_s,
                            published_total, failed_total, published_per_s, failed_per_s, stats_reset
-                    from outbox_status";
+                    from @extschema@.outbox_status";
     let destinations = "select destination, described_by, state, since,
                                extract(epoch from clock_timestamp() - since)::float8 as since_s, reason, detail, pending,
                                max_pending, in_flight, extract(epoch from oldest_pending_age)::float8 as oldest_pending_age_s,
                                published_total, failed_total, dead_total, released_total, published_per_s, p50_ms, p95_ms,
                                p99_ms, stats_reset
-                        from outbox_destination_status";
+                        from @extschema@.outbox_destination_status";
     let workers = "select worker_id, pid, state, reason, detail, alive, extract(epoch from heartbeat_ttl)::float8 as heartbeat_ttl_s,
                           partitions, started_at, extract(epoch from clock_timestamp() - started_at)::float8 as uptime_s,
                           destinations, destinations_down
-                   from outbox_worker_status order by worker_id";
-    let problems = r#"select "check", destination, ok, problem, remedy from outbox_health where not ok"#;
+                   from @extschema@.outbox_worker_status order by worker_id";
+    let problems = r#"select "check", destination, ok, problem, remedy from @extschema@.outbox_health where not ok"#;
     let extension = session.extension.as_ref();
     Ok(json!({
         "database": session.database,

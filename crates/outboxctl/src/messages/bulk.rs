@@ -134,7 +134,7 @@ impl Choice {
             ),
             ("reason", "text", reason.map(|reason| Sql::of(reason, "text"))),
         ];
-        let mut sql = Sql::new(&format!("select {function}("));
+        let mut sql = Sql::new(&format!("select @extschema@.{function}("));
         for (name, kind, value) in own.into_iter().chain(common) {
             match value {
                 Some(value) => sql.push(&format!("{name} => ")).append(&value).push(", "),

@@ -113,8 +113,8 @@ impl BySeq {
                 (true, true) => {
                     // Read the events in order of seq, and look up their messages in `outbox`, whose index begins with
                     // the lane.
-                    source.from = "outbox_events e cross join outbox_internal.first_pending l cross join lateral (
-    select * from outbox x where x.destination = l.destination and x.partition = l.partition and x.seq = e.seq offset 0) t"
+                    source.from = "@extschema@.outbox_events e cross join outbox_internal.first_pending l cross join lateral (
+    select * from @extschema@.outbox x where x.destination = l.destination and x.partition = l.partition and x.seq = e.seq offset 0) t"
                         .into();
                     source.seq = "e.seq";
                     let mut conditions = Sql::new("\n  and e.seq >= (select min(f.seq) from outbox_internal.first_pending f)");
@@ -167,7 +167,7 @@ impl BySeq {
         let mut seqs = SeqRange { lowest: 1, highest: 0 };
         // Without events the range of the seqs is unknown, so all of the history is read as one range.
         if events {
-            let sql = "select coalesce(min(seq), 1) as lowest, coalesce(max(seq), 0) as highest from outbox_events";
+            let sql = "select coalesce(min(seq), 1) as lowest, coalesce(max(seq), 0) as highest from @extschema@.outbox_events";
             seqs = session.fetch_once(&Sql::new(sql)).await?.pop().unwrap_or(seqs);
         }
         let ended = RowSource::new(MessageTable::History);

@@ -67,7 +67,10 @@ impl Filter {
         let mut sql = self.of_lane(&name);
         compare(&mut sql, &name("key"), "=", &self.key, "text");
         compare(&mut sql, &name("seq"), "=", &self.seq, "bigint");
-        let of_event = format!("{} = (select e.seq from outbox_events e where e.id", name("seq"));
+        let of_event = format!(
+            "{} = (select e.seq from @extschema@.outbox_events e where e.id",
+            name("seq")
+        );
         if self.id.is_some() {
             compare(&mut sql, &of_event, "=", &self.id, "uuid");
             sql.push(")");
@@ -85,7 +88,7 @@ impl Filter {
     pub fn of_event(&self, name: impl Fn(&str) -> String, reads_events: bool) -> Sql {
         let mut sql = Sql::default();
         let seq = name("seq");
-        let event = format!("exists (select from outbox_events e where e.seq = {seq}");
+        let event = format!("exists (select from @extschema@.outbox_events e where e.seq = {seq}");
         let of_event = self.on_events();
         if !of_event.is_empty() {
             sql.push(&format!("\n  and {event}"))

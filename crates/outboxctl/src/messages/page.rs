@@ -96,7 +96,7 @@ impl RowSource {
     pub fn new(table: MessageTable) -> Self {
         Self {
             table,
-            from: format!("{} t", table.name()),
+            from: format!("@extschema@.{} t", table.name()),
             seq: "t.seq",
         }
     }
@@ -176,7 +176,7 @@ impl Position<'_> {
             true => (
                 "e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation",
                 // One index lookup for each row: a planner that expects more rows would read all events.
-                "\n  left join lateral (select * from outbox_events x where x.seq = c.seq offset 0) e on true",
+                "\n  left join lateral (select * from @extschema@.outbox_events x where x.seq = c.seq offset 0) e on true",
             ),
             false => (
                 "null::uuid as id, null as type, null as aggregate_type, null as aggregate_id, null as operation",
@@ -187,7 +187,7 @@ impl Position<'_> {
         sql.append(&candidates.sql).push(&format!(
             "
 select (select coalesce(json_agg(r), '[]') from (
-  select c.seq, c.destination, outbox_partition_label(c.partition::integer) as partition_key, c.key, c.status, c.attempts,
+  select c.seq, c.destination, @extschema@.outbox_partition_label(c.partition::integer) as partition_key, c.key, c.status, c.attempts,
          c.available_at, c.enqueued_at, c.ended_at,
          extract(epoch from statement_timestamp() - coalesce(c.ended_at, c.enqueued_at))::float8 as age_s,
          c.last_error, c.replayed, c.expires_at, {columns}, c.blocks, {cursor} as cursor
@@ -262,8 +262,7 @@ pub async fn events_are_readable<S: FetchOnce>(session: &S) -> Result<bool, S::E
     struct EventsReadable {
         readable: bool,
     }
-    let sql =
-        "select has_table_privilege('outbox_events', 'select') and not exists (select from outbox_source) as readable";
+    let sql = "select has_table_privilege('@extschema@.outbox_events', 'select') and not exists (select from @extschema@.outbox_source) as readable";
     let answer: Vec<EventsReadable> = session.fetch_once(&Sql::new(sql)).await?;
     Ok(answer.first().is_some_and(|answer| answer.readable))
 }

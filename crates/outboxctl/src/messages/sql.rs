@@ -1,5 +1,6 @@
 //! A statement that can be run, with its values as parameters, and shown to the user, with the values as literals.
 
+use crate::queries::unqualified;
 use std::fmt::Write;
 
 #[derive(Clone, Debug, Default)]
@@ -68,7 +69,7 @@ impl Sql {
         let mut text = String::new();
         for piece in &self.pieces {
             match piece {
-                Piece::Text(piece) => text.push_str(piece),
+                Piece::Text(piece) => text.push_str(&unqualified(piece)),
                 Piece::Value(value, "bigint" | "integer" | "smallint") => text.push_str(value),
                 Piece::Value(value, "text") => text.push_str(&quoted(value)),
                 Piece::Value(value, kind) => write!(text, "{} '{}'", kind, value.replace('\'', "''")).expect("write"),

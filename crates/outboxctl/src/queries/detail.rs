@@ -116,7 +116,7 @@ static EVENT_TEXTS: LazyLock<String> = LazyLock::new(|| {
     });
     format!(
         "select {}, date_trunc('second', e.created_at)::text as created
-         from outbox_events e where e.seq = $1 and not exists (select from outbox_source)",
+         from @extschema@.outbox_events e where e.seq = $1 and not exists (select from @extschema@.outbox_source)",
         columns.join(", ")
     )
 });

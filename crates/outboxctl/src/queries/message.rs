@@ -157,7 +157,7 @@ pub static EVENT: LazyLock<String> = LazyLock::new(|| {
                   to_char(created_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')] as texts,
                 floor(extract(epoch from created_at))::bigint as created_at_s,
                 octet_length(payload::text) as payload_bytes, body_bytes
-         from outbox_events where seq = $1 and not exists (select from outbox_source)",
+         from @extschema@.outbox_events where seq = $1 and not exists (select from @extschema@.outbox_source)",
         texts.join(", ")
     )
 });
@@ -175,5 +175,5 @@ pub struct Attempt {
 /// The query for the [`Attempt`]s of message `$1` to `$2`: the failed ones, the latest first, at most 50. A message
 /// that was published at its first attempt has none.
 pub const ATTEMPTS: &str = "
-    select attempt, at, outcome, error, worker_id from outbox_attempts
+    select attempt, at, outcome, error, worker_id from @extschema@.outbox_attempts
     where seq = $1 and destination = $2 order by outbox_attempts.at desc, attempt desc limit 50";

@@ -13,21 +13,21 @@ static MESSAGES: LazyLock<String> = LazyLock::new(|| {
     let columns = "t.seq, t.destination, t.partition, t.key, t.attempts, t.enqueued_at";
     let [waiting, outbox] = [MessageTable::Waiting, MessageTable::Outbox].map(|table| table.column("status"));
     format!(
-        "select m.status, m.seq, m.destination, outbox_partition_label(m.partition::integer) as partition, m.key, m.attempts,
+        "select m.status, m.seq, m.destination, @extschema@.outbox_partition_label(m.partition::integer) as partition, m.key, m.attempts,
                 extract(epoch from clock_timestamp() - m.enqueued_at)::float8 as age_s,
                 extract(epoch from m.due_at - clock_timestamp())::float8 as due_s, m.note
          from ((select 'dead' as status, {columns}, null::timestamptz as due_at, t.reason as note
-                from outbox_dead t order by t.died_at desc limit 50)
+                from @extschema@.outbox_dead t order by t.died_at desc limit 50)
                union all
                (select {waiting}, {columns}, t.due_at, t.last_error
-                from outbox_waiting t where t.due_at is not null order by t.due_at limit 50)
+                from @extschema@.outbox_waiting t where t.due_at is not null order by t.due_at limit 50)
                union all
                (select {waiting}, {columns}, null, 'behind an earlier message of its key'
-                from outbox_waiting t where t.state = 'g' order by t.destination, t.partition, t.key collate \"C\", t.seq limit 50)
+                from @extschema@.outbox_waiting t where t.state = 'g' order by t.destination, t.partition, t.key collate \"C\", t.seq limit 50)
                union all
                (select {outbox}, {columns}, null, t.last_error
                 from (select * from outbox_internal.first_shown limit 50) l
-                join outbox t on t.destination = l.destination and t.partition = l.partition and t.seq = l.seq)) m"
+                join @extschema@.outbox t on t.destination = l.destination and t.partition = l.partition and t.seq = l.seq)) m"
     )
 });
 

@@ -11,19 +11,19 @@ pub const NOW: &str = r#"
 pub const STATUS: &str = "
     select pending, in_flight, dead, extract(epoch from oldest_pending_age)::float8 as oldest_s, published_total, failed_total,
            published_per_s, failed_per_s
-    from outbox_status";
+    from @extschema@.outbox_status";
 
 /// The statement for [`Minute`](super::model::Minute): one row for each minute, the oldest first.
 pub const THROUGHPUT: &str = "
     select extract(epoch from minute)::float8 as at, to_char(minute, 'HH24:MI') as clock, published, retried, failed, p95_ms
-    from outbox_throughput order by minute";
+    from @extschema@.outbox_throughput order by minute";
 
 /// The statement for [`Partition`](super::model::Partition): one row for each partition.
 pub const PARTITIONS: &str = "
     select p.partition_key as label, p.lease_owner as owner, extract(epoch from p.lease_ttl)::float8 as ttl_s,
            p.lease_epoch as epoch, p.first_waiting_seq,
-           exists (select from outbox_dead d where d.blocks and d.partition = substr(p.partition_key, 2)::smallint) as is_blocked
-    from outbox_partition_status p order by length(p.partition_key), p.partition_key";
+           exists (select from @extschema@.outbox_dead d where d.blocks and d.partition = substr(p.partition_key, 2)::smallint) as is_blocked
+    from @extschema@.outbox_partition_status p order by length(p.partition_key), p.partition_key";
 
 /// The statement for [`Worker`](super::model::Worker): one row for each worker.
 pub const WORKERS: &str = "
@@ -31,7 +31,7 @@ pub const WORKERS: &str = "
            extract(epoch from clock_timestamp() - w.heartbeat_at)::float8 as heartbeat_age_s,
            extract(epoch from s.heartbeat_ttl)::float8 as heartbeat_s, s.partitions,
            extract(epoch from clock_timestamp() - s.started_at)::float8 as age_s
-    from outbox_worker_status s join outbox_workers w on w.worker_id = s.worker_id
+    from @extschema@.outbox_worker_status s join @extschema@.outbox_workers w on w.worker_id = s.worker_id
     order by length(s.worker_id), s.worker_id limit 1000";
 
 /// The statement for [`Passes`](super::model::Passes): one row for each worker. The view keeps 120 passes of each
@@ -43,7 +43,7 @@ pub const PASSES: &str = "
            sum(failed)::bigint as failed, (array_agg(backoff_ms order by at desc))[1] as backoff_ms,
            (array_agg(desired_count order by at desc))[1] as desired, sum(leased_count)::bigint as leased,
            sum(released_count)::bigint as released
-    from outbox_passes where at > clock_timestamp() - interval '1 minute' group by 1";
+    from @extschema@.outbox_passes where at > clock_timestamp() - interval '1 minute' group by 1";
 
 /// The statement for [`Destination`](super::model::Destination): one row for each destination.
 pub const DESTINATIONS: &str = "
@@ -51,7 +51,7 @@ pub const DESTINATIONS: &str = "
            extract(epoch from clock_timestamp() - s.since)::float8 as since_s, s.reason, s.detail,
            extract(epoch from s.oldest_pending_age)::float8 as oldest_s, s.pending, s.max_pending, s.in_flight,
            s.published_total, s.failed_total, s.dead_total, s.released_total, s.published_per_s, s.p50_ms, s.p95_ms, s.p99_ms
-    from outbox_destination_status s limit 1000";
+    from @extschema@.outbox_destination_status s limit 1000";
 
 /// The statement for [`ErrorGroup`](super::model::ErrorGroup): the 100 latest groups, the latest first.
 pub const ERRORS: &str = "
@@ -59,7 +59,7 @@ pub const ERRORS: &str = "
            extract(epoch from last_at)::float8 as last_at,
            extract(epoch from clock_timestamp() - first_at)::float8 as first_age_s,
            extract(epoch from clock_timestamp() - last_at)::float8 as last_age_s, last_seq
-    from outbox_errors order by outbox_errors.last_at desc limit 100";
+    from @extschema@.outbox_errors order by outbox_errors.last_at desc limit 100";
 
 /// The same, with equal errors of several destinations in one group.
 pub static MERGED_ERRORS: LazyLock<String> = LazyLock::new(|| {
@@ -73,4 +73,4 @@ pub static MERGED_ERRORS: LazyLock<String> = LazyLock::new(|| {
 
 /// The statement for [`Check`](super::model::Check): one row for each check.
 pub const HEALTH: &str = r#"
-    select "check", destination, ok, coalesce(problem, '') as problem, coalesce(remedy, '') as remedy from outbox_health"#;
+    select "check", destination, ok, coalesce(problem, '') as problem, coalesce(remedy, '') as remedy from @extschema@.outbox_health"#;

@@ -18,7 +18,7 @@ pub struct Reason {
     pub behind: Option<i64>,
 }
 
-const WHY: &str = "select reason, why, remedy, behind from outbox_why($1::bigint, $2::text)";
+const WHY: &str = "select reason, why, remedy, behind from @extschema@.outbox_why($1::bigint, $2::text)";
 
 /// The reasons why the message of this row is not delivered, the most specific first.
 pub async fn of<S: Fetch + Sync>(session: &S, message: &StoredMessageRow) -> Result<Vec<Reason>, S::Error> {

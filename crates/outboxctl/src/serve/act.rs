@@ -188,7 +188,7 @@ impl<'a> MonitorAction<'a> {
                 messages.iter().map(call).collect()
             }
             Self::Destination(verb, destination) => {
-                let mut call = Sql::new(&format!("select outbox_{verb}("));
+                let mut call = Sql::new(&format!("select @extschema@.outbox_{verb}("));
                 call.value(destination, "text");
                 vec![with_reason(call, reason)]
             }
@@ -288,7 +288,7 @@ fn of_one(verb: Verb, seq: i64, destination: &str, reason: Option<&str>) -> Sql 
         };
         return only.call(verb, reason, false, Arguments::All);
     }
-    let mut call = Sql::new(&format!("select outbox_{}(", verb.name()));
+    let mut call = Sql::new(&format!("select @extschema@.outbox_{}(", verb.name()));
     call.value(seq, "bigint").push(", ").value(destination, "text");
     with_reason(call, reason)
 }

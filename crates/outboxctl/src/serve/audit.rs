@@ -29,7 +29,7 @@ struct AuditEntry {
 const AUDIT: &str = "
     select extract(epoch from at)::float8 as at, actor, acted_as, action, left(filter::text, 1000) as filter, count, reason,
            application_name, at::text as cursor
-    from outbox_audit where $1::text is null or at < $1::text::timestamptz order by outbox_audit.at desc limit 101";
+    from @extschema@.outbox_audit where $1::text is null or at < $1::text::timestamptz order by outbox_audit.at desc limit 101";
 
 pub async fn audit(context: PageContext, Form(fields): Form<Fields>) -> Response {
     let before = fields.given("before");

@@ -58,7 +58,7 @@ static LOCATED: LazyLock<String> = LazyLock::new(|| {
     format!(
         "select p.*, (extract(epoch from p.enqueued_at) * 1e6)::bigint as enqueued_at_us,
                 (extract(epoch from p.expires_at) * 1e6)::bigint as expires_at_us,
-                (select x.lease_epoch from outbox_partitions x where x.partition = p.partition) as lease_epoch,
+                (select x.lease_epoch from @extschema@.outbox_partitions x where x.partition = p.partition) as lease_epoch,
                 d.destination is not null as is_described, d.wrapper, d.options, current_setting('outbox.url', true) as url,
                 current_setting('outbox.exchange', true) as exchange, current_setting('outbox.routing_key', true) as routing_key
          from ({MESSAGE}) p left join outbox_internal.destinations() d on d.destination = p.destination"
@@ -66,7 +66,7 @@ static LOCATED: LazyLock<String> = LazyLock::new(|| {
 });
 
 const PAYLOAD: &str = "
-    select payload::text as payload from outbox_events where seq = $1 and not exists (select from outbox_source)";
+    select payload::text as payload from @extschema@.outbox_events where seq = $1 and not exists (select from @extschema@.outbox_source)";
 
 fn no_message(seq: i64) -> Failure {
     Failure::new(Code::Usage, format!("no message {seq} waits or is kept"))
@@ -79,7 +79,7 @@ pub async fn seq_of(session: &MonitorSession, id: &str) -> Result<Option<i64>, F
     if !session.reads_events {
         return Ok(None);
     }
-    let sql = "select e.seq from outbox_events e where e.id = $1::text::uuid";
+    let sql = "select e.seq from @extschema@.outbox_events e where e.id = $1::text::uuid";
     let found: Vec<Value> = session.fetch(sql, &[&id]).await?;
     Ok(found.first().and_then(|event| event["seq"].as_i64()))
 }

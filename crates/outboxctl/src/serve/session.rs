@@ -100,7 +100,7 @@ impl MonitorSession {
                 .sqlstate(SqlState::INSUFFICIENT_PRIVILEGE));
         };
         session.client.batch_execute(&format!("set role {role}")).await?;
-        let reads_events = session.qualified("select has_table_privilege('outbox_events', 'select')");
+        let reads_events = session.qualified("select has_table_privilege('@extschema@.outbox_events', 'select')");
         Ok(Self {
             reads_events: session.client.query_one(&reads_events, &[]).await?.get(0),
             session,

@@ -71,7 +71,7 @@ pub struct ServerFacts {
 const SERVER: &str = "
     select (select x.extversion from pg_extension x where x.extname = 'outbox') as extension_version,
            current_setting('server_version') as server_version,
-           (select s.leasing from outbox_settings s) as leasing,
+           (select s.leasing from @extschema@.outbox_settings s) as leasing,
            extract(epoch from current_setting('outbox.lease_ttl', true)::interval)::float8 as lease_ttl_s,
            extract(epoch from current_setting('outbox.heartbeat_ttl', true)::interval)::float8 as heartbeat_ttl_s";
 
@@ -91,11 +91,11 @@ pub struct BlockedKeyRow {
 }
 
 const BLOCKED: &str = "
-    select outbox_partition_label(p.partition::integer) as partition_key, d.seq, d.destination, d.key, d.reason,
+    select @extschema@.outbox_partition_label(p.partition::integer) as partition_key, d.seq, d.destination, d.key, d.reason,
            exists (select from outbox_internal.destinations() x
                    where x.destination = d.destination and 'ordering=partition' = any (x.options)) as whole
-    from outbox_partitions p
-    cross join lateral (select x.seq, x.destination, x.key, x.reason from outbox_dead x
+    from @extschema@.outbox_partitions p
+    cross join lateral (select x.seq, x.destination, x.key, x.reason from @extschema@.outbox_dead x
                         where x.blocks and x.partition = p.partition limit 1) d
     order by p.partition";
 
@@ -119,7 +119,7 @@ impl Deref for MonitoredDestination {
 
 static DESTINATIONS: LazyLock<String> = LazyLock::new(|| {
     format!(
-        "select s.*, exists (select from outbox_paused z where z.destination = s.name) as paused,
+        "select s.*, exists (select from @extschema@.outbox_paused z where z.destination = s.name) as paused,
                 case when s.described_by = 'settings' then nullif(current_setting('outbox.url', true), '')
                      else (select o.option_value from pg_foreign_server f, pg_options_to_table(f.srvoptions) o
                            where f.srvname = s.name and o.option_name = 'url') end as url
@@ -142,9 +142,9 @@ pub struct LaneDepth {
 }
 
 const DEPTHS: &str = "
-    select outbox_partition_label(l.partition::integer) as partition_key, n.depth
+    select @extschema@.outbox_partition_label(l.partition::integer) as partition_key, n.depth
     from outbox_internal.first_shown l
-    cross join lateral (select count(*) as depth from (select from outbox o where o.destination = l.destination
+    cross join lateral (select count(*) as depth from (select from @extschema@.outbox o where o.destination = l.destination
                           and o.partition = l.partition limit $1) x) n";
 
 /// Messages of a destination that ended in one period.
@@ -162,7 +162,7 @@ pub struct Period {
 const HISTORY: &str = "
     select destination, extract(epoch from start)::float8 as start, extract(epoch from length)::float8 as length_s,
            published, retried, failed
-    from outbox_destination_throughput";
+    from @extschema@.outbox_destination_throughput";
 
 /// The delivery times of a destination: how many messages took less than a bound.
 #[derive(Clone, Debug, Deserialize)]
@@ -177,7 +177,7 @@ pub struct LatencyRow {
 const LATENCY: &str = "
     select destination, array_agg(nullif(below_ms, 'Infinity') order by below_ms) as below_ms,
            array_agg(messages order by below_ms) as messages, min(sum_ms) as sum_ms
-    from outbox_latency group by destination";
+    from @extschema@.outbox_latency group by destination";
 
 /// The numbers of messages in `outbox_waiting`.
 #[derive(Clone, Debug, Deserialize)]
@@ -201,10 +201,10 @@ impl WaitingCounts {
 
 const COUNTS: &str = "
     with due as materialized (
-      select w.state = 'b' as retries from outbox_waiting w
+      select w.state = 'b' as retries from @extschema@.outbox_waiting w
       where w.due_at is not null order by w.due_at limit $1)
     select count(*) filter (where retries) as retrying, count(*) filter (where not retries) as scheduled,
-           count(*) >= $1 as is_cut, (select count(*) from (select from outbox_waiting where state = 'g' limit $1) g) as blocked
+           count(*) >= $1 as is_cut, (select count(*) from (select from @extschema@.outbox_waiting where state = 'g' limit $1) g) as blocked
     from due";
 
 /// The most error groups on the overview.

@@ -61,7 +61,7 @@ impl SessionDb {
             Statement::Claim(function) => claim(function, args.len()),
             _ => text.to_owned(),
         };
-        let types: Vec<Type> = args.iter().map(type_of).collect();
+        let types: Vec<Type> = args.iter().map(|arg| typed(arg).1).collect();
         let prepared = self.wait_for(self.client.prepare_typed(&sql, &types))?;
         self.statements.borrow_mut().insert(text, prepared.clone());
         Ok(prepared)
@@ -118,8 +118,8 @@ impl Db for SessionDb {
         mut read: impl FnMut(&SessionRow) -> Result<T, WorkError>,
     ) -> Result<Vec<T>, WorkError> {
         let prepared = self.prepared(statement, args)?;
-        let params: Vec<_> = args.iter().map(param).collect();
-        let params: Vec<&(dyn ToSql + Sync)> = params.iter().map(|param| &**param as _).collect();
+        let params: Vec<_> = args.iter().map(typed).collect();
+        let params: Vec<&(dyn ToSql + Sync)> = params.iter().map(|(param, _)| &**param as _).collect();
         let query = self.client.query(&prepared, &params);
         let next = self.next.take();
         let rows = match &next {
@@ -138,33 +138,22 @@ impl Db for SessionDb {
     }
 }
 
-fn type_of(arg: &Arg) -> Type {
+/// An argument as a parameter, and its type.
+fn typed<'a>(arg: &'a Arg) -> (Box<dyn ToSql + Sync + 'a>, Type) {
     match arg {
-        Arg::Text(_) => Type::TEXT,
-        Arg::Bytes(_) => Type::BYTEA,
-        Arg::SmallInt(_) => Type::INT2,
-        Arg::Int(_) => Type::INT4,
-        Arg::BigInt(_) => Type::INT8,
-        Arg::Texts(_) => Type::TEXT_ARRAY,
-        Arg::Reasons(_) => Type::BYTEA_ARRAY,
-        Arg::SmallInts(_) => Type::INT2_ARRAY,
-        Arg::Ints(_) => Type::INT4_ARRAY,
-        Arg::BigInts(_) => Type::INT8_ARRAY,
-    }
-}
-
-fn param<'a>(arg: &'a Arg) -> Box<dyn ToSql + Sync + 'a> {
-    match arg {
-        Arg::Text(text) => Box::new(text),
-        Arg::Bytes(bytes) => Box::new(bytes),
-        Arg::SmallInt(number) => Box::new(number),
-        Arg::Int(number) => Box::new(number),
-        Arg::BigInt(number) => Box::new(number),
-        Arg::Texts(texts) => Box::new(texts),
-        Arg::Reasons(texts) => Box::new(texts.iter().map(|text| text.map(str::as_bytes)).collect::<Vec<_>>()),
-        Arg::SmallInts(numbers) => Box::new(numbers),
-        Arg::Ints(numbers) => Box::new(numbers),
-        Arg::BigInts(numbers) => Box::new(numbers),
+        Arg::Text(text) => (Box::new(text), Type::TEXT),
+        Arg::Bytes(bytes) => (Box::new(bytes), Type::BYTEA),
+        Arg::SmallInt(number) => (Box::new(number), Type::INT2),
+        Arg::Int(number) => (Box::new(number), Type::INT4),
+        Arg::BigInt(number) => (Box::new(number), Type::INT8),
+        Arg::Texts(texts) => (Box::new(texts), Type::TEXT_ARRAY),
+        Arg::Reasons(texts) => {
+            let texts: Vec<_> = texts.iter().map(|text| text.map(str::as_bytes)).collect();
+            (Box::new(texts), Type::BYTEA_ARRAY)
+        }
+        Arg::SmallInts(numbers) => (Box::new(numbers), Type::INT2_ARRAY),
+        Arg::Ints(numbers) => (Box::new(numbers), Type::INT4_ARRAY),
+        Arg::BigInts(numbers) => (Box::new(numbers), Type::INT8_ARRAY),
     }
 }
 
