@@ -103,7 +103,7 @@ fn workers() -> Vec<WorkerRow> {
     let worker = |n: i32, state: WorkerState, is_alive: bool| WorkerRow {
         id: format!("server-{n}"),
         pid: is_alive.then_some(4_000 + n),
-        state: state.into(),
+        state: DestinationState::Reported(state).into(),
         is_alive,
         heartbeat_s: if is_alive { 9.0 + f64::from(n) * 4.0 } else { -12.0 },
         partitions: if is_alive { 9 - i64::from(n) } else { 0 },

@@ -3,7 +3,7 @@
 use super::panel::{facts, total};
 use super::state::BoardState;
 use crate::progress::{DestinationFacts, LogLine, OwnWorker, WorkerFacts};
-use crate::queries::state::DestinationState;
+use crate::queries::state::{DestinationState, Toned};
 use crate::screen::list::{ListRow, RowField};
 use crate::screen::text::{self, age, count, known, ms, short};
 use crate::screen::theme;
@@ -117,7 +117,7 @@ pub fn destination(row: &DestinationFacts, now: Instant) -> ListRow {
         id: row.name.clone(),
         fields: vec![
             RowField::prose("destination", 0, 9, &row.name),
-            RowField::words("state", 0, state.name()).style(theme::state(Some(DestinationState::Reported(state)))),
+            RowField::words("state", 0, state.name()).style(theme::tone(DestinationState::Reported(state).tone())),
             RowField::number("since", 1, seconds(row.since, now), age),
             RowField::count("flight", 2, row.in_flight as i64),
             RowField::prose("why", 0, 18, why),

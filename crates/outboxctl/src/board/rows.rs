@@ -3,7 +3,7 @@
 use super::own;
 use super::state::{BoardState, Pane, PaneState};
 use crate::queries::model::{DestinationRow, ErrorGroup, Message, Part, PartitionRow, Passes, Snapshot, WorkerRow};
-use crate::queries::state::DestinationState;
+use crate::queries::state::Tone;
 use crate::screen::list::{ListRow, RowField, chosen};
 use crate::screen::text::{age, count, known, ms, rate};
 use crate::screen::theme;
@@ -133,12 +133,9 @@ fn partition(row: &PartitionRow, owners: &Owners) -> ListRow {
 
 fn worker(row: &WorkerRow, passes: Option<&Passes>, owners: &Owners) -> ListRow {
     let (letter, style) = owners.letter(&row.id);
-    let (state, state_style) = match row.is_alive {
-        true => (
-            row.state.as_str(),
-            theme::state(row.state.known().map(DestinationState::Reported)),
-        ),
-        false => ("ended", theme::BAD),
+    let (state, tone) = match row.is_alive {
+        true => (row.state.as_str(), row.state.tone()),
+        false => ("ended", Tone::Bad),
     };
     // A bar of the rest of 20 s, the default of `outbox.heartbeat_ttl`.
     let heartbeat = |s: f64| {
@@ -150,7 +147,7 @@ fn worker(row: &WorkerRow, passes: Option<&Passes>, owners: &Owners) -> ListRow 
     let mut fields = vec![
         RowField::words("", 0, letter).style(style.patch(theme::STRONG)),
         RowField::prose("worker", 0, 8, &row.id),
-        RowField::words("state", 0, state).style(state_style),
+        RowField::words("state", 0, state).style(theme::tone(tone)),
         RowField::count("parts", 1, row.partitions),
         RowField::number(
             "heartbeat",
@@ -197,7 +194,7 @@ fn destination(row: &DestinationRow) -> ListRow {
         id: row.name.clone(),
         fields: vec![
             RowField::prose("destination", 0, 11, &row.name),
-            RowField::words("state", 0, row.state.as_str()).style(theme::state(row.state.known())),
+            RowField::words("state", 0, row.state.as_str()).style(theme::tone(row.state.tone())),
             RowField::count("pending", 1, row.pending).style(if is_full { theme::BAD } else { Style::new() }),
             RowField::number("oldest", 2, row.oldest_s, age),
             RowField::number("publ/s", 3, row.published_per_s, rate),
@@ -238,7 +235,7 @@ fn message(row: &Message) -> ListRow {
     ListRow {
         id: format!("{} {}", row.seq, row.destination),
         fields: vec![
-            RowField::words("status", 0, row.status.as_str()).style(theme::status(row.status.known())),
+            RowField::words("status", 0, row.status.as_str()).style(theme::tone(row.status.tone())),
             RowField::number("seq", 0, row.seq as f64, |seq| format!("{seq:.0}")),
             RowField::prose("key", 2, 6, row.key.as_deref().unwrap_or("–")),
             RowField::prose("destination", 3, 7, &row.destination),

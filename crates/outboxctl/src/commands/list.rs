@@ -6,7 +6,7 @@ use crate::format::duration;
 use crate::messages::by_seq::{self, BySeq};
 use crate::output;
 use crate::queries::IN_ORDER;
-use crate::queries::state::MessageStatus;
+use crate::queries::state::{MessageStatus, Tone, Toned};
 use crate::screen::list::{ListRow, RowField};
 use crate::screen::theme;
 use outbox_core::words::Word;
@@ -42,9 +42,10 @@ pub async fn run(context: &CommandContext, request: &BySeq) -> Result<ExitCode, 
 fn row(row: &Value, all_default: bool) -> ListRow {
     let number = |name: &str| row[name].as_i64().map(|number| number as f64);
     let status = text(row, "status");
+    let tone = MessageStatus::of_name(status).map_or(Tone::Plain, Toned::tone);
     let fields = vec![
         RowField::number("seq", 0, number("seq"), |seq| format!("{seq:.0}")),
-        RowField::words("status", 0, status).style(theme::status(MessageStatus::of_name(status))),
+        RowField::words("status", 0, status).style(theme::tone(tone)),
         RowField::prose(
             "destination",
             0,

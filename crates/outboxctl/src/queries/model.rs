@@ -2,7 +2,6 @@
 //! (`…_s`) are in seconds, by the clock of the database.
 
 use super::state::{DestinationState, MessageStatus, Parsed};
-use outbox_worker::State;
 use serde::{Deserialize, Serialize};
 
 /// The rows that were read, or the error. If one part fails, the other parts are still shown.
@@ -79,7 +78,7 @@ pub struct PartitionRow {
 pub struct WorkerRow {
     pub id: String,
     pub pid: Option<i32>,
-    pub state: Parsed<State>,
+    pub state: Parsed<DestinationState>,
     pub reason: Option<String>,
     pub detail: Option<String>,
     pub is_alive: bool,

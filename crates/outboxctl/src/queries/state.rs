@@ -6,6 +6,21 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::marker::PhantomData;
 
+outbox_core::words! {
+    /// How good a state is: a colour on a terminal, a class on a page.
+    pub enum Tone {
+        Ok = "ok",
+        Warn = "warn",
+        Bad = "bad",
+        Plain = "plain",
+    }
+}
+
+/// A word for a state.
+pub trait Toned: Word {
+    fn tone(self) -> Tone;
+}
+
 /// The values of `outbox_destination_status.state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DestinationState {
@@ -48,6 +63,18 @@ impl Word for DestinationState {
     }
 }
 
+impl Toned for DestinationState {
+    fn tone(self) -> Tone {
+        match self {
+            Self::Reported(State::Connected) => Tone::Ok,
+            Self::Reported(State::Paused | State::Pausing | State::Connecting | State::Starting) => Tone::Warn,
+            Self::Reported(State::Blocked | State::Down | State::Unconfigured | State::NotAdopted)
+            | Self::NotServed
+            | Self::Missing => Tone::Bad,
+        }
+    }
+}
+
 outbox_core::words! {
     /// The values of `outbox_messages.status`.
     #[derive(clap::ValueEnum)]
@@ -61,6 +88,17 @@ outbox_core::words! {
         Published = "published",
         Dead = "dead",
         Discarded = "discarded",
+    }
+}
+
+impl Toned for MessageStatus {
+    fn tone(self) -> Tone {
+        match self {
+            Self::Published => Tone::Ok,
+            Self::Retrying | Self::Blocked => Tone::Warn,
+            Self::Dead => Tone::Bad,
+            Self::Ready | Self::InFlight | Self::Scheduled | Self::Discarded => Tone::Plain,
+        }
     }
 }
 
@@ -88,6 +126,12 @@ impl<T: Word> Parsed<T> {
 
     pub fn is(&self, word: T) -> bool {
         self.0 == word.name()
+    }
+}
+
+impl<T: Toned> Parsed<T> {
+    pub fn tone(&self) -> Tone {
+        self.known().map_or(Tone::Plain, T::tone)
     }
 }
 

@@ -1,9 +1,7 @@
 //! Styles, and what replaces their colours where there are none. No information is in a colour alone: a letter, a word
 //! or a mark carries it too.
 
-use crate::queries::state::DestinationState::{self, Missing, NotServed, Reported};
-use crate::queries::state::MessageStatus;
-use outbox_worker::State;
+use crate::queries::state::Tone;
 use ratatui::buffer::Buffer;
 use ratatui::style::{Color, Modifier, Style};
 
@@ -50,24 +48,11 @@ pub fn owner(index: usize) -> Style {
     Style::new().fg(COLOURS[index % COLOURS.len()])
 }
 
-/// The style of the state of a destination or a worker, if it is a known word.
-pub fn state(state: Option<DestinationState>) -> Style {
-    match state {
-        Some(Reported(State::Connected)) => GOOD,
-        Some(
-            Reported(State::Down | State::Blocked | State::Unconfigured | State::NotAdopted) | Missing | NotServed,
-        ) => BAD,
-        Some(Reported(_)) => WARNING,
-        None => Style::new(),
-    }
-}
-
-/// The style of the status of a message.
-pub fn status(status: Option<MessageStatus>) -> Style {
-    match status {
-        Some(MessageStatus::Published) => GOOD,
-        Some(MessageStatus::Dead) => BAD,
-        Some(MessageStatus::Retrying) => WARNING,
-        _ => Style::new(),
+pub fn tone(tone: Tone) -> Style {
+    match tone {
+        Tone::Ok => GOOD,
+        Tone::Warn => WARNING,
+        Tone::Bad => BAD,
+        Tone::Plain => Style::new(),
     }
 }

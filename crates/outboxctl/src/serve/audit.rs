@@ -1,7 +1,7 @@
 //! The page of the audit: the manual actions.
 
 use super::context::{Fields, PageContext};
-use super::format::{encode, maybe_count, time};
+use super::format::{count, encode, known, time};
 use super::page::MonitorPage;
 use super::session::MonitorSession;
 use crate::queries::Fetch;
@@ -51,7 +51,7 @@ fn shown(context: &PageContext, mut entries: Vec<AuditEntry>) -> Markup {
                 td data-label="Who" { (entry.actor) @if entry.acted_as != entry.actor { " as " (entry.acted_as) }
                     @if let Some(name) = entry.application_name.as_deref().filter(|name| !name.is_empty()) { span.note { " by " (name) } } }
                 td data-label="What" { (entry.action) }
-                td.n data-label="Messages" { (maybe_count(entry.count)) }
+                td.n data-label="Messages" { (known(entry.count, count)) }
                 td data-label="Asked for" { code { (entry.filter) } }
                 td data-label="Reason" { (entry.reason.as_deref().unwrap_or("–")) }
             } } }

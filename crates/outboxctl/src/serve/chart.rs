@@ -1,7 +1,7 @@
 //! The charts of the overview: what each destination published in the last hour, 6 hours or 24 hours, what failed, and
 //! the 95th percentile of the last hour. Each chart is also a table.
 
-use super::format::{clock, count, millis};
+use super::format::{clock, count, known, ms};
 use super::snapshot::{MonitorSnapshot, Period};
 use crate::queries::model::Minute;
 use maud::{Markup, html};
@@ -130,7 +130,7 @@ impl ChartData {
         let mut words: Vec<String> = counted
             .map(|series| format!("{} {}", series.name, count(series.counts[slot])))
             .collect();
-        words.extend((self.p95_ms.get(slot).copied().flatten()).map(|p95| format!("p95 {}", millis(Some(p95)))));
+        words.extend((self.p95_ms.get(slot).copied().flatten()).map(|p95| format!("p95 {}", ms(p95))));
         if words.is_empty() {
             words.push("nothing".to_owned());
         }
@@ -258,9 +258,9 @@ fn line(data: &ChartData) -> Markup {
     let top = nice(slowest);
     html! {
         div.plot {
-            span.scale { "p95 from enqueue to confirm, to " (millis(Some(top))) }
+            span.scale { "p95 from enqueue to confirm, to " (ms(top)) }
             svg.line viewBox=(format!("0 0 {width} {LINE_HEIGHT}")) preserveAspectRatio="none" role="img"
-                aria-label=(format!("95th percentile from enqueue to confirm, at most {}", millis(Some(slowest)))) {
+                aria-label=(format!("95th percentile from enqueue to confirm, at most {}", ms(slowest))) {
                 @for y in [0.5, LINE_HEIGHT - 0.5] { line.grid x1="0" x2=(width) y1=(y) y2=(y) {} }
                 @for path in paths(&data.p95_ms, top) { polyline points=(path) {} }
             }
@@ -306,7 +306,7 @@ fn values(data: &ChartData) -> Markup {
             tbody { @for slot in (0..data.starts.len()).rev() { tr {
                 td { (hour(data.starts[slot])) }
                 @for series in &data.series { td.n { (count(series.counts[slot])) } }
-                @if let Some(p95) = data.p95_ms.get(slot) { td.n { (millis(*p95)) } }
+                @if let Some(p95) = data.p95_ms.get(slot) { td.n { (known(*p95, ms)) } }
             } } }
         } }
     }

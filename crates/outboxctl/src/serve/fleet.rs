@@ -1,11 +1,11 @@
 //! Workers, partitions and destinations.
 
-use super::format::{capped, count, encode, maybe_count, maybe_span, message_path, millis, rate, span, time};
+use super::format::{capped, count, duration, encode, known, message_path, ms, rate, time};
 use super::page::{badge, bar, state_badge};
 use super::search::word;
 use super::snapshot::{MonitorSnapshot, MonitoredDestination};
 use crate::queries::model::WorkerRow;
-use crate::queries::state::{DestinationState, Parsed};
+use crate::queries::state::Tone;
 use maud::{Markup, html};
 
 pub fn workers(snapshot: &MonitorSnapshot) -> Markup {
@@ -16,10 +16,9 @@ pub fn workers(snapshot: &MonitorSnapshot) -> Markup {
 }
 
 fn worker_tile(worker: &WorkerRow, snapshot: &MonitorSnapshot) -> Markup {
-    let state = match worker.state.known() {
-        _ if !worker.is_alive => badge("ended", "bad"),
-        Some(state) => state_badge(&Parsed::from(DestinationState::Reported(state))),
-        None => badge(worker.state.as_str(), "plain"),
+    let state = match worker.is_alive {
+        true => state_badge(&worker.state),
+        false => badge("ended", Tone::Bad),
     };
     let (left_s, ttl_s) = (worker.heartbeat_s, snapshot.server.heartbeat_ttl_s.unwrap_or(20.0));
     html! {
@@ -28,16 +27,16 @@ fn worker_tile(worker: &WorkerRow, snapshot: &MonitorSnapshot) -> Markup {
             @if let Some(detail) = worker.detail.as_ref().or(worker.reason.as_ref()) { p.detail { (detail) } }
             dl.facts {
                 div.wide {
-                    dt { "Heartbeat " (span(worker.heartbeat_age_s)) " ago, valid for " (span(left_s)) }
-                    dd { (bar(left_s, ttl_s, &format!("{} of its heartbeat are left", span(left_s)))) }
+                    dt { "Heartbeat " (duration(worker.heartbeat_age_s)) " ago, valid for " (duration(left_s)) }
+                    dd { (bar(left_s, ttl_s, &format!("{} of its heartbeat are left", duration(left_s)))) }
                 }
                 div { dt { "Partitions" } dd { (worker.partitions) } }
                 div { dt { "Process" } dd { @match worker.pid { Some(pid) => { (pid) } None => { "–" } } } }
-                div { dt { "Up for" } dd { (span(worker.age_s)) } }
+                div { dt { "Up for" } dd { (duration(worker.age_s)) } }
                 @if let Some(passes) = snapshot.passes.iter().find(|passes| passes.worker_id == worker.id) {
                     div.wide { dt { (count(passes.count)) " passes in the last minute" }
                         dd { (count(passes.claimed)) " claimed, " (count(passes.published)) " published, " (count(passes.failed))
-                            " failed, " (millis(Some(passes.mean_ms))) " each" } }
+                            " failed, " (ms(passes.mean_ms)) " each" } }
                 }
             }
         }
@@ -90,7 +89,7 @@ pub fn partitions(snapshot: &MonitorSnapshot) -> Markup {
                 td data-label="Partition" { b { (partition.label) } }
                 td data-label="Owner" { (partition.owner.as_deref().unwrap_or("none")) }
                 td data-label="Lease" { @match partition.ttl_s {
-                    Some(left) => { (bar(left, ttl_s, &format!("{} until the lease expires", span(left)))) " " span.note { (span(left)) } }
+                    Some(left) => { (bar(left, ttl_s, &format!("{} until the lease expires", duration(left)))) " " span.note { (duration(left)) } }
                     None => { "–" }
                 } }
                 td.n data-label="Epoch" { (partition.epoch) }
@@ -127,17 +126,17 @@ fn destination_tile(d: &MonitoredDestination) -> Markup {
             @if let Some(detail) = d.detail.as_ref().or(d.reason.as_ref()) { p.detail { (detail) } }
             dl.facts {
                 div.wide { dt { "Described by " (described) } dd.address { (d.url.as_deref().unwrap_or("–")) } }
-                div { dt { "Pending" } dd { (maybe_count(d.pending)) @if let Some(most) = d.max_pending.filter(|n| *n > 0) { " of " (count(most)) } } }
-                div { dt { "Oldest pending" } dd { (maybe_span(d.oldest_s)) } }
-                div { dt { "In flight" } dd { (maybe_count(d.in_flight)) } }
-                div { dt { "Published a second" } dd { (rate(d.published_per_s)) } }
-                div { dt { "p50" } dd { (millis(d.p50_ms)) } }
-                div { dt { "p95" } dd { (millis(d.p95_ms)) } }
-                div { dt { "p99" } dd { (millis(d.p99_ms)) } }
-                div { dt { "Published" } dd { (maybe_count(d.published_total)) } }
-                div { dt { "Failed attempts" } dd { (maybe_count(d.failed_total)) } }
-                div { dt { "Died" } dd { (maybe_count(d.dead_total)) } }
-                div { dt { "Released" } dd { (maybe_count(d.released_total)) } }
+                div { dt { "Pending" } dd { (known(d.pending, count)) @if let Some(most) = d.max_pending.filter(|n| *n > 0) { " of " (count(most)) } } }
+                div { dt { "Oldest pending" } dd { (known(d.oldest_s, duration)) } }
+                div { dt { "In flight" } dd { (known(d.in_flight, count)) } }
+                div { dt { "Published a second" } dd { (known(d.published_per_s, rate)) } }
+                div { dt { "p50" } dd { (known(d.p50_ms, ms)) } }
+                div { dt { "p95" } dd { (known(d.p95_ms, ms)) } }
+                div { dt { "p99" } dd { (known(d.p99_ms, ms)) } }
+                div { dt { "Published" } dd { (known(d.published_total, count)) } }
+                div { dt { "Failed attempts" } dd { (known(d.failed_total, count)) } }
+                div { dt { "Died" } dd { (known(d.dead_total, count)) } }
+                div { dt { "Released" } dd { (known(d.released_total, count)) } }
                 @if let Some(since) = d.since { div { dt { (d.state) " since" } dd { (time(since)) } } }
             }
             p.links {

@@ -4,7 +4,7 @@
 use super::act::act_path;
 use super::context::{Fields, PageContext};
 use super::format::{count, message_path};
-use super::page::{MonitorPage, as_sql, status_badge};
+use super::page::{MonitorPage, as_sql, state_badge};
 use super::session::{MonitorSession, busy};
 use crate::failure::{Code, Failure};
 use crate::format::{capitalised, utc};
@@ -187,7 +187,7 @@ async fn shown(context: &PageContext, session: &MonitorSession, seq: i64, to: Op
         .filter(|_| may_act)
         .map_or(&[][..], MessageStatus::verbs);
     let shown = html! {
-        h1 { (title) " " (status_badge(&row.status)) }
+        h1 { (title) " " (state_badge(&row.status)) }
         @for reason in &reasons {
             p.obstacle.plain[reason.remedy.is_none()].warn[reason.remedy.is_some()] {
                 (reason.why) @if let Some(remedy) = &reason.remedy { br; span.remedy { "Fix: " code { (remedy) } } }

@@ -1,6 +1,6 @@
 //! The overview: the numbers, the problems, recent errors, and the destinations in brief.
 
-use super::format::{capped, clock, count, encode, maybe_count, maybe_span, message_path, millis, rate, span, time};
+use super::format::{capped, clock, count, duration, encode, known, message_path, ms, rate, time};
 use super::page::state_badge;
 use super::search;
 use super::snapshot::{BlockedKeyRow, DEAD_CAP, Lost, MonitorSnapshot, MonitoredDestination};
@@ -235,11 +235,11 @@ pub fn cards(snapshot: &MonitorSnapshot) -> Markup {
     let status = &snapshot.status;
     let (failing, is_dead) = (status.failed_per_s.map(|n| n * 60.0), status.dead > 0);
     let oldest = match status.oldest_s {
-        Some(oldest) => format!("oldest {}", span(oldest)),
+        Some(oldest) => format!("oldest {}", duration(oldest)),
         None => "none can be delivered now".to_owned(),
     };
-    let published = format!("{} in all", maybe_count(status.published_total));
-    let failed = format!("{} attempts in all", maybe_count(status.failed_total));
+    let published = format!("{} in all", known(status.published_total, count));
+    let failed = format!("{} attempts in all", known(status.failed_total, count));
     let card = |title: &str, tab: Option<MessageStatus>, class: &str, value: &str, note: &str| {
         html! {
             div class={ "card " (class) } {
@@ -252,15 +252,15 @@ pub fn cards(snapshot: &MonitorSnapshot) -> Markup {
     let tone = |is_so: bool, class: &'static str| if is_so { class } else { "plain" };
     let (failing_tone, dead_tone) = (tone(failing.is_some_and(|n| n > 0.0), "warn"), tone(is_dead, "bad"));
     let dead = if is_dead { "retry or discard them" } else { "none" };
-    let per_minute = rate(status.published_per_s.map(|n| n * 60.0));
+    let per_minute = known(status.published_per_s.map(|n| n * 60.0), rate);
     html! {
         dl.cards {
-            (card("Pending", Some(MessageStatus::Ready), "plain", &maybe_count(status.pending), &oldest))
-            (card("In flight", Some(MessageStatus::InFlight), "plain", &maybe_count(status.in_flight), "with a worker"))
+            (card("Pending", Some(MessageStatus::Ready), "plain", &known(status.pending, count), &oldest))
+            (card("In flight", Some(MessageStatus::InFlight), "plain", &known(status.in_flight, count), "with a worker"))
             (card("Published a minute", Some(MessageStatus::Published), "plain", &per_minute, &published))
-            (card("Failing a minute", Some(MessageStatus::Retrying), failing_tone, &rate(failing), &failed))
+            (card("Failing a minute", Some(MessageStatus::Retrying), failing_tone, &known(failing, rate), &failed))
             (card("Dead", Some(MessageStatus::Dead), dead_tone, &capped(status.dead, DEAD_CAP), dead))
-            (card("p95 enqueue to confirm", None, "plain", &millis(snapshot.p95_ms()), "in the last minute"))
+            (card("p95 enqueue to confirm", None, "plain", &known(snapshot.p95_ms(), ms), "in the last minute"))
         }
     }
 }
@@ -275,7 +275,7 @@ pub fn errors(snapshot: &MonitorSnapshot) -> Markup {
                 p.message { (group.message) }
                 p.note {
                     b { (count(group.count)) " ×" } " " (group.kind) " · " (group.destination) " · last "
-                    (span(snapshot.now.epoch_s - group.last_at)) " ago"
+                    (duration(snapshot.now.epoch_s - group.last_at)) " ago"
                     @if group.count > 1 { ", first " (time(group.first_at)) }
                     @if let Some(seq) = group.last_seq {
                         " · " a href=(message_path(seq, &group.destination)) { "message " (seq) }
@@ -296,8 +296,8 @@ pub fn destinations(snapshot: &MonitorSnapshot) -> Markup {
             li {
                 span { a href="/destinations" { (destination.name) } " " (state_badge(&destination.state)) }
                 span.note {
-                    (maybe_count(destination.pending)) " pending · " (rate(destination.published_per_s)) "/s · p95 "
-                    (millis(destination.p95_ms)) " · oldest " (maybe_span(destination.oldest_s))
+                    (known(destination.pending, count)) " pending · " (known(destination.published_per_s, rate)) "/s · p95 "
+                    (known(destination.p95_ms, ms)) " · oldest " (known(destination.oldest_s, duration))
                 }
             }
         } }

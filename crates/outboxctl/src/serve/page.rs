@@ -1,10 +1,8 @@
 //! The pages of the monitor, their live parts, and the marks that several of them have.
 
-use crate::queries::state::DestinationState::{self, Missing, NotServed, Reported};
-use crate::queries::state::{MessageStatus, Parsed};
+use crate::queries::state::{Parsed, Tone, Toned};
 use maud::{Markup, PreEscaped, html};
 use outbox_core::words::Word;
-use outbox_worker::State;
 
 outbox_core::words! {
     /// A page of the navigation, by its word in addresses.
@@ -95,27 +93,11 @@ pub fn bar(part: f64, whole: f64, what: &str) -> Markup {
     }
 }
 
-/// A word, with the colour of its meaning: `ok`, `warn`, `bad` or `plain`.
-pub fn badge(word: &str, tone: &str) -> Markup {
-    html! { span class={ "badge " (tone) } { (word) } }
+/// A word, with the colour of its meaning.
+pub fn badge(word: &str, tone: Tone) -> Markup {
+    html! { span class={ "badge " (tone.name()) } { (word) } }
 }
 
-pub fn state_badge(state: &Parsed<DestinationState>) -> Markup {
-    let tone = match state.known() {
-        Some(Reported(State::Connected)) => "ok",
-        Some(Reported(State::Paused | State::Pausing | State::Connecting | State::Starting | State::Blocked)) => "warn",
-        Some(Reported(State::Down | State::Unconfigured | State::NotAdopted) | NotServed | Missing) => "bad",
-        None => "plain",
-    };
-    badge(state.as_str(), tone)
-}
-
-pub fn status_badge(status: &Parsed<MessageStatus>) -> Markup {
-    let tone = match status.known() {
-        Some(MessageStatus::Published) => "ok",
-        Some(MessageStatus::Retrying | MessageStatus::Blocked | MessageStatus::Scheduled) => "warn",
-        Some(MessageStatus::Dead) => "bad",
-        Some(MessageStatus::Ready | MessageStatus::InFlight | MessageStatus::Discarded) | None => "plain",
-    };
-    badge(status.as_str(), tone)
+pub fn state_badge(state: &Parsed<impl Toned>) -> Markup {
+    badge(state.as_str(), state.tone())
 }
