@@ -23,8 +23,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use commands::{CommandContext, act, check, delivery, list, show, status, version};
 use connect::ConnectArgs;
 use failure::Failure;
-use messages::bulk::Verb;
-use operation::ActionVerb;
+use operation::Verb;
 use std::process::ExitCode;
 
 /// Monitor, control and run the outbox of a database from outside its server
@@ -103,8 +102,8 @@ async fn run() -> ExitCode {
         Command::Retry(args) => act::dead(&context, Verb::Retry, args).await,
         Command::Discard(args) => act::dead(&context, Verb::Discard, args).await,
         Command::Replay(args) => act::replay(&context, args).await,
-        Command::Pause(args) => delivery::switch(&context, ActionVerb::Pause, args).await,
-        Command::Resume(args) => delivery::switch(&context, ActionVerb::Resume, args).await,
+        Command::Pause(args) => delivery::switch(&context, Verb::Pause, args).await,
+        Command::Resume(args) => delivery::switch(&context, Verb::Resume, args).await,
         Command::Relay(args) => delivery::relay(&context, args).await,
         Command::Serve(args) => serve::run(&context, args).await,
         Command::Work(args) => work::run(&context, args).await,

@@ -1,11 +1,18 @@
-//! An action of an operator on one message or one destination, for the commands and the board.
+//! The actions of an operator: their names, calls, questions and results, for the commands, the board and the page.
 
+use crate::format::capitalised;
+use crate::messages::bulk::{Arguments, BulkCriteria, Choice};
+use crate::messages::page::FetchOnce;
+use crate::messages::sql::Sql;
 use outbox_core::words::Word;
+use serde::Deserialize;
 
 outbox_core::words! {
-    pub enum ActionVerb {
+    pub enum Verb {
         Retry = "retry",
         Discard = "discard",
+        Replay = "replay",
+        // Of a destination:
         Pause = "pause",
         Resume = "resume",
     }
@@ -14,29 +21,58 @@ outbox_core::words! {
 /// An action on a message (with a seq) or a destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperatorAction {
-    pub verb: ActionVerb,
+    pub verb: Verb,
     pub seq: Option<i64>,
     pub destination: String,
 }
 
+/// Runs a call of one row, and returns the number of messages in its column `n`.
+pub async fn run<S: FetchOnce>(session: &S, call: &Sql) -> Result<i64, S::Error> {
+    #[derive(Deserialize)]
+    struct CountRow {
+        n: i64,
+    }
+    let found: Vec<CountRow> = session.fetch_once(call).await?;
+    Ok(found.first().map_or(0, |found| found.n))
+}
+
 impl OperatorAction {
-    /// The call, with the destination as `$1` and the reason as `$2`. It returns whether anything changed.
-    pub fn sql(&self) -> String {
-        let seq = self.seq.map_or(String::new(), |seq| format!("{seq}::bigint, "));
-        format!(
-            "select @extschema@.outbox_{}({seq}$1::text, $2::text) as changed",
-            self.verb.name()
-        )
+    /// The call. It returns one row with 1 in the column `n` if anything changed, or 0.
+    pub fn call(&self, reason: Option<&str>) -> Sql {
+        let Self { verb, seq, destination } = self;
+        if *verb == Verb::Replay {
+            let only = Choice {
+                criteria: BulkCriteria {
+                    seq_from: *seq,
+                    seq_to: *seq,
+                    ..BulkCriteria::default()
+                },
+                destination: Some(destination.clone()),
+                max_rows: Some(1),
+                ..Choice::default()
+            };
+            return only.call(*verb, reason, false, Arguments::All);
+        }
+        let mut call = Sql::new(&format!("select @extschema@.outbox_{}(", verb.name()));
+        if let Some(seq) = seq {
+            call.value(seq, "bigint").push(", ");
+        }
+        call.value(destination, "text").push(", ");
+        match reason {
+            Some(reason) => call.value(reason, "text"),
+            None => call.push("null::text"),
+        };
+        call.push(")::integer as n");
+        call
     }
 
-    pub fn question(&self) -> String {
+    /// `Retry message 7 to bus`, `Pause destination bus`
+    pub fn title(&self) -> String {
         let Self { verb, seq, destination } = self;
-        let seq = seq.unwrap_or_default();
-        match verb {
-            ActionVerb::Retry => format!("Retry message {seq} to {destination}?"),
-            ActionVerb::Discard => format!("Discard message {seq} to {destination}? It is never delivered."),
-            ActionVerb::Pause => format!("Pause delivery to {destination}?"),
-            ActionVerb::Resume => format!("Resume delivery to {destination}?"),
+        let verb = capitalised(verb.name());
+        match seq {
+            Some(seq) => format!("{verb} message {seq} to {destination}"),
+            None => format!("{verb} destination {destination}"),
         }
     }
 
@@ -47,22 +83,46 @@ impl OperatorAction {
             None => format!("Delivery to {}", self.destination),
         };
         let predicate = match (self.verb, changed) {
-            (ActionVerb::Retry, true) => "is delivered again",
-            (ActionVerb::Discard, true) => "is discarded",
-            (ActionVerb::Pause, true) => "is paused; its messages wait",
-            (ActionVerb::Resume, true) => "is resumed",
+            (Verb::Retry, true) => "is delivered again",
+            (Verb::Discard, true) => "is discarded",
+            (Verb::Replay, true) => "is sent again",
+            (Verb::Pause, true) => "is paused; its messages wait",
+            (Verb::Resume, true) => "is resumed",
             (_, false) => self.verb.obstacle(),
         };
         format!("{subject} {predicate}.")
     }
 }
 
-impl ActionVerb {
+impl Verb {
+    /// The verb in the past, for the result.
+    pub fn past(self) -> &'static str {
+        match self {
+            Self::Retry => "Retried",
+            Self::Discard => "Discarded",
+            Self::Replay => "Replayed",
+            Self::Pause => "Paused",
+            Self::Resume => "Resumed",
+        }
+    }
+
+    /// What the action does, in sentences.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Self::Retry => "It is delivered again, with attempt 1. Later messages of its key follow.",
+            Self::Discard => "It is never delivered and moves to the history. Later messages of its key are delivered.",
+            Self::Replay => "It is sent again, with the same seq and id and the header replayed.",
+            Self::Pause => "Delivery stops within about a second. Enqueue goes on; its messages wait.",
+            Self::Resume => "Delivery continues with the waiting messages.",
+        }
+    }
+
     /// Why the call changed nothing.
     pub fn obstacle(self) -> &'static str {
         match self {
             Self::Retry => "is in flight, was published or discarded already, or waits behind another of its key",
             Self::Discard => "was published or discarded already, or does not exist",
+            Self::Replay => "was not published or discarded, or does not exist",
             Self::Pause => "is already paused; its reason is kept",
             Self::Resume => "was not paused",
         }

@@ -5,7 +5,7 @@ use super::state::{Notice, OpenedMessage};
 use super::update::{BoardEvent, BoardRequest};
 use crate::connect::{ConnectArgs, Session, connect_session};
 use crate::failure::{Code, Failure};
-use crate::operation::OperatorAction;
+use crate::operation::{OperatorAction, run};
 use crate::queries::detail::{self, Fact};
 use crate::queries::model::{Part, Snapshot};
 use crate::queries::{Fetch, IN_ORDER, Parameters, snapshot};
@@ -91,14 +91,16 @@ impl BoardReader {
 
     async fn act(&mut self, action: &OperatorAction) -> Notice {
         let done = match self.session().await {
-            Ok(session) => timeout(ANSWER_TIMEOUT, session.act(action)).await.unwrap_or_else(|_| {
-                let unknown = "The server did not answer; check whether the action was carried out.";
-                Err(Failure::new(Code::CannotConnect, unknown))
-            }),
+            Ok(session) => timeout(ANSWER_TIMEOUT, run(&session.session, &action.call(None)))
+                .await
+                .unwrap_or_else(|_| {
+                    let unknown = "The server did not answer; check whether the action was carried out.";
+                    Err(Failure::new(Code::CannotConnect, unknown))
+                }),
             Err(failure) => Err(failure),
         };
         match done {
-            Ok(changed) => Notice::new(action.outcome(changed), !changed),
+            Ok(n) => Notice::new(action.outcome(n > 0), n == 0),
             Err(failure) => Notice::new(failure.to_string(), true),
         }
     }
@@ -185,15 +187,6 @@ impl ReaderSession {
         let event = detail::event_facts(self, seq, SHOWN_MAX).await;
         facts.extend(event.unwrap_or_else(|why| vec![("event".into(), format!("not readable: {why}"))]));
         Ok(facts)
-    }
-
-    async fn act(&self, action: &OperatorAction) -> Result<bool, Failure> {
-        let no_reason = None::<&str>;
-        let rows = self
-            .session
-            .rows(&action.sql(), &[&action.destination, &no_reason])
-            .await?;
-        Ok(rows[0]["changed"] == true)
     }
 }
 

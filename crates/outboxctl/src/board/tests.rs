@@ -5,7 +5,7 @@ use super::fixture::{full_worker_state, opened, snapshot, state, worker, worker_
 use super::state::{BoardMode, BoardPage, BoardState, Notice, OpenedMessage, Pane};
 use super::update::{BoardEvent, BoardRequest, update};
 use super::{as_frame, view};
-use crate::operation::{ActionVerb, OperatorAction};
+use crate::operation::{OperatorAction, Verb};
 use crate::progress::{OwnWorker, WorkerFacts};
 use crate::queries::model::{Part, Snapshot};
 use crate::screen::fixture::{self as screen_fixture, HOSTILE, replace_hostile};
@@ -253,7 +253,7 @@ fn without_a_terminal_a_line_has_the_same_values() {
 
 // ---- keys -----------------------------------------------------------------------------------------------------------
 
-fn of_message(verb: ActionVerb) -> OperatorAction {
+fn of_message(verb: Verb) -> OperatorAction {
     OperatorAction {
         verb,
         seq: Some(5_210_004),
@@ -261,7 +261,7 @@ fn of_message(verb: ActionVerb) -> OperatorAction {
     }
 }
 
-fn of_destination(verb: ActionVerb, destination: &str) -> Option<BoardRequest> {
+fn of_destination(verb: Verb, destination: &str) -> Option<BoardRequest> {
     Some(BoardRequest::Act(OperatorAction {
         verb,
         seq: None,
@@ -285,11 +285,11 @@ fn an_action_needs_the_flag_and_a_typed_y() {
         assert_eq!(press(&mut state, &format!("r{other}")), None, "{other:?}");
     }
     let act = |verb| Some(BoardRequest::Act(of_message(verb)));
-    assert_eq!(press(&mut state, "ry"), act(ActionVerb::Retry));
-    assert_eq!(press(&mut state, "dy"), act(ActionVerb::Discard));
+    assert_eq!(press(&mut state, "ry"), act(Verb::Retry));
+    assert_eq!(press(&mut state, "dy"), act(Verb::Discard));
     assert_eq!(
         press(&mut state, "\nry"),
-        act(ActionVerb::Retry),
+        act(Verb::Retry),
         "from the page of the message"
     );
 
@@ -309,7 +309,7 @@ fn the_confirmed_action_is_carried_out_though_the_list_changes_meanwhile() {
     let mut later = snapshot();
     later.messages.as_mut().expect("messages").remove(0);
     update(&mut state, BoardEvent::Snapshot(Box::new(later)));
-    let discard = of_message(ActionVerb::Discard);
+    let discard = of_message(Verb::Discard);
     assert_eq!(press(&mut state, "y"), Some(BoardRequest::Act(discard)));
 }
 
@@ -323,10 +323,10 @@ fn a_destination_is_paused_or_resumed_by_its_state() {
         "no destination is selected"
     );
     press(&mut state, "3");
-    assert_eq!(press(&mut state, "py"), of_destination(ActionVerb::Pause, "audit"));
+    assert_eq!(press(&mut state, "py"), of_destination(Verb::Pause, "audit"));
     assert_eq!(
         press(&mut state, "jjpy"),
-        of_destination(ActionVerb::Resume, "einkauf-größe-ß")
+        of_destination(Verb::Resume, "einkauf-größe-ß")
     );
     press(&mut state, "r");
     assert!(

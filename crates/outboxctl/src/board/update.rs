@@ -3,7 +3,7 @@
 
 use super::rows;
 use super::state::{BoardMode, BoardPage, BoardState, Notice, OpenedMessage, Pane};
-use crate::operation::{ActionVerb, OperatorAction};
+use crate::operation::{OperatorAction, Verb};
 use crate::progress::OwnWorker;
 use crate::queries::model::Snapshot;
 use crate::queries::state::DestinationState;
@@ -215,9 +215,9 @@ fn ask(state: &mut BoardState, key: KeyCode, id: Option<String>) {
             None => Err("Select a message to retry or discard: press 5."),
             Some((seq, destination)) => {
                 let verb = if key == KeyCode::Char('d') {
-                    ActionVerb::Discard
+                    Verb::Discard
                 } else {
-                    ActionVerb::Retry
+                    Verb::Retry
                 };
                 let seq = Some(seq);
                 Ok(OperatorAction { verb, seq, destination })
@@ -234,8 +234,8 @@ fn pause_or_resume(state: &BoardState, destination: String) -> OperatorAction {
     let mut rows = state.shown.destinations.iter().flatten();
     let is_paused = |state: DestinationState| state.is_paused();
     let verb = match rows.any(|row| row.name == destination && row.state.known().is_some_and(is_paused)) {
-        true => ActionVerb::Resume,
-        false => ActionVerb::Pause,
+        true => Verb::Resume,
+        false => Verb::Pause,
     };
     let seq = None;
     OperatorAction { verb, seq, destination }

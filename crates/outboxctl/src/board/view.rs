@@ -179,7 +179,11 @@ fn alarm(said: &str, width: usize) -> Line<'static> {
 fn foot(state: &BoardState, width: usize) -> Line<'static> {
     match (&state.mode, &state.notice) {
         (BoardMode::Confirm(action), _) => {
-            let said = format!("{} Type y to confirm, any other key to cancel.", action.question());
+            let said = format!(
+                "{}? Type y to confirm, any other key to cancel. {}",
+                action.title(),
+                action.verb.meaning()
+            );
             alarm(&said, width)
         }
         (BoardMode::Filter(_), _) => {

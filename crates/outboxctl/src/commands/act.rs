@@ -6,8 +6,8 @@ use crate::connect::Session;
 use crate::failure::{Code, Failure};
 use crate::format::{capitalised, counted};
 use crate::messages::When;
-use crate::messages::bulk::{Arguments, BulkCriteria, Choice, Verb, run};
-use crate::operation::{ActionVerb, OperatorAction};
+use crate::messages::bulk::{Arguments, BulkCriteria, Choice};
+use crate::operation::{OperatorAction, Verb, run};
 use crate::output;
 use crate::screen::text::harmless;
 use clap::Args;
@@ -199,9 +199,14 @@ async fn by_seq(context: &CommandContext, verb: Verb, args: &DeadArgs) -> Result
             Err(problem) => (named.map(str::to_owned), Some(problem)),
             Ok(destination) if *dry_run => (Some(destination), None),
             Ok(destination) => {
-                let problem = act(&session, verb, seq, &destination, reason).await?;
+                let action = OperatorAction {
+                    verb,
+                    seq: Some(seq),
+                    destination,
+                };
+                let problem = act(&session, &action, reason.as_deref()).await?;
                 done += usize::from(problem.is_none());
-                (Some(destination), problem)
+                (Some(action.destination), problem)
             }
         };
         if let Some(problem) = &problem {
@@ -249,26 +254,10 @@ async fn destination_of(session: &Session, seq: i64, named: Option<&str>) -> Res
 }
 
 /// Acts on one message. Returns why that was not possible, or `None` on success.
-async fn act(
-    session: &Session,
-    verb: Verb,
-    seq: i64,
-    destination: &str,
-    reason: &Option<String>,
-) -> Result<Option<String>, Failure> {
-    let verb = if verb == Verb::Discard {
-        ActionVerb::Discard
-    } else {
-        ActionVerb::Retry
-    };
-    let action = OperatorAction {
-        verb,
-        seq: Some(seq),
-        destination: destination.to_owned(),
-    };
-    match session.rows(&action.sql(), &[&destination, reason]).await {
-        Ok(rows) if rows[0]["changed"] == true => Ok(None),
-        Ok(_) => Ok(Some(verb.obstacle().to_owned())),
+async fn act(session: &Session, action: &OperatorAction, reason: Option<&str>) -> Result<Option<String>, Failure> {
+    match run(session, &action.call(reason)).await {
+        Ok(0) => Ok(Some(action.verb.obstacle().to_owned())),
+        Ok(_) => Ok(None),
         // A message in flight is reported; the other seqs are still acted on.
         Err(failure) if failure.is(&SqlState::OBJECT_IN_USE) => Ok(Some(failure.message)),
         Err(failure) => Err(failure),

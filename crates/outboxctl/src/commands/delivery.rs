@@ -4,7 +4,7 @@ use super::{CommandContext, exit_code, text};
 use crate::connect::Session;
 use crate::failure::Failure;
 use crate::format::{self, counted};
-use crate::operation::{ActionVerb, OperatorAction};
+use crate::operation::{OperatorAction, Verb, run};
 use crate::output;
 use crate::screen::text::harmless;
 use clap::Args;
@@ -34,7 +34,7 @@ pub struct RelayArgs {
 }
 
 /// Runs `pause` or `resume`.
-pub async fn switch(context: &CommandContext, verb: ActionVerb, args: &PauseArgs) -> Result<ExitCode, Failure> {
+pub async fn switch(context: &CommandContext, verb: Verb, args: &PauseArgs) -> Result<ExitCode, Failure> {
     let session = context.actor().await?;
     let destination = args.destination.clone();
     let action = OperatorAction {
@@ -42,12 +42,11 @@ pub async fn switch(context: &CommandContext, verb: ActionVerb, args: &PauseArgs
         seq: None,
         destination,
     };
-    let rows = session.rows(&action.sql(), &[&args.destination, &args.reason]).await?;
-    let changed = &rows[0]["changed"];
+    let changed = run(&session, &action.call(args.reason.as_deref())).await? > 0;
     match context.json {
         true => context
             .print_json(&json!({ "action": verb.name(), "destination": args.destination, "changed": changed }))?,
-        false => output::print_lines([Line::raw(action.outcome(*changed == true))])?,
+        false => output::print_lines([Line::raw(action.outcome(changed))])?,
     }
     Ok(ExitCode::SUCCESS)
 }

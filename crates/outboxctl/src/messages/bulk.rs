@@ -1,19 +1,10 @@
 //! The calls that retry, discard or replay all messages that match the criteria, for the commands and for `serve`.
 
 use super::When;
-use super::page::FetchOnce;
 use super::sql::Sql;
+use crate::operation::Verb;
 use clap::Args;
-use serde::Deserialize;
-
-outbox_core::words! {
-    /// The action on the messages.
-    pub enum Verb {
-        Retry = "retry",
-        Discard = "discard",
-        Replay = "replay",
-    }
-}
+use outbox_core::words::Word;
 
 /// The criteria that all actions have.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
@@ -78,17 +69,6 @@ pub enum Arguments {
     All,
 }
 
-impl Verb {
-    /// The verb in the past, for the result.
-    pub fn past(self) -> &'static str {
-        match self {
-            Self::Retry => "Retried",
-            Self::Discard => "Discarded",
-            Self::Replay => "Replayed",
-        }
-    }
-}
-
 impl Choice {
     /// The call. It returns one row with the number of messages in the column `n`.
     pub fn call(&self, verb: Verb, reason: Option<&str>, dry_run: bool, arguments: Arguments) -> Sql {
@@ -96,25 +76,24 @@ impl Choice {
         let time = |value: &Option<When>| value.as_ref().map(When::sql);
         let number = |value: Option<i64>| value.map(|value| Sql::of(value, "bigint"));
         let small = |value: Option<i32>| value.map(|value| Sql::of(value, "integer"));
-        let dead = || {
-            vec![
-                ("destination", "text", text(&self.destination)),
-                ("error_like", "text", text(&self.error_like)),
-                ("attempts_below", "integer", small(self.attempts_below)),
-                ("died_after", "timestamptz", time(&self.since)),
-                ("died_before", "timestamptz", time(&self.until)),
-            ]
-        };
         let (function, own) = match verb {
-            Verb::Retry => ("outbox_retry_where", dead()),
-            Verb::Discard => ("outbox_discard_where", dead()),
             Verb::Replay => (
-                "outbox_replay",
+                "outbox_replay".to_owned(),
                 vec![
                     ("source_destination", "text", text(&self.destination)),
                     ("destination", "text", text(&self.to_destination)),
                     ("created_from", "timestamptz", time(&self.since)),
                     ("created_to", "timestamptz", time(&self.until)),
+                ],
+            ),
+            verb => (
+                format!("outbox_{}_where", verb.name()),
+                vec![
+                    ("destination", "text", text(&self.destination)),
+                    ("error_like", "text", text(&self.error_like)),
+                    ("attempts_below", "integer", small(self.attempts_below)),
+                    ("died_after", "timestamptz", time(&self.since)),
+                    ("died_before", "timestamptz", time(&self.until)),
                 ],
             ),
         };
@@ -145,16 +124,6 @@ impl Choice {
         sql.push(&format!("dry_run => {dry_run}) as n"));
         sql
     }
-}
-
-/// Runs a call of one row, and returns its number of messages.
-pub async fn run<S: FetchOnce>(session: &S, call: &Sql) -> Result<i64, S::Error> {
-    #[derive(Deserialize)]
-    struct CountRow {
-        n: i64,
-    }
-    let found: Vec<CountRow> = session.fetch_once(call).await?;
-    Ok(found.first().map_or(0, |found| found.n))
 }
 
 #[cfg(test)]

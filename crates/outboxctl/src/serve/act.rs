@@ -10,8 +10,9 @@ use super::session::{MonitorSession, SessionPurpose};
 use crate::failure::{Code, Failure};
 use crate::format::capitalised;
 use crate::messages::Filter;
-use crate::messages::bulk::{Arguments, BulkCriteria, Choice, Verb, run};
+use crate::messages::bulk::{Arguments, BulkCriteria, Choice};
 use crate::messages::sql::Sql;
+use crate::operation::{OperatorAction, Verb, run};
 use crate::queries::state::MessageStatus;
 use axum::extract::{Form, Path};
 use axum::http::Method;
@@ -34,10 +35,8 @@ pub fn act_path(verb: Verb, seq: i64, destination: &str) -> String {
 enum MonitorAction<'a> {
     /// On all messages that a search finds.
     Bulk(Verb, &'a str),
-    /// On these messages, each with its seq and destination.
-    Messages(Verb, Vec<(i64, &'a str)>),
-    /// Pause or resume a destination.
-    Destination(&'a str, &'a str),
+    /// On these messages, all with the same verb, or on a destination.
+    Each(Vec<OperatorAction>),
 }
 
 pub async fn act(
@@ -73,7 +72,8 @@ pub async fn done(context: PageContext, Form(fields): Form<Fields>) -> Response 
 }
 
 fn verb(fields: &Fields) -> Result<Verb, Failure> {
-    Verb::of_name(fields.get("verb")).ok_or_else(|| invalid("the action does not exist"))
+    let verb = Verb::of_name(fields.get("verb")).filter(|verb| !matches!(verb, Verb::Pause | Verb::Resume));
+    verb.ok_or_else(|| invalid("the action does not exist"))
 }
 
 fn invalid(what: impl Into<String>) -> Failure {
@@ -84,25 +84,34 @@ impl<'a> MonitorAction<'a> {
     fn parse(what: &'a str, fields: &'a Fields) -> Result<Self, Failure> {
         match what {
             "bulk" => Ok(Self::Bulk(verb(fields)?, fields.get("q"))),
-            "message" => Ok(Self::Messages(verb(fields)?, selected(fields)?)),
-            "pause" | "resume" => Ok(Self::Destination(what, fields.get("destination"))),
+            "message" => selected(verb(fields)?, fields).map(Self::Each),
+            "pause" | "resume" => Ok(Self::Each(vec![OperatorAction {
+                verb: if what == "pause" { Verb::Pause } else { Verb::Resume },
+                seq: None,
+                destination: fields.get("destination").to_owned(),
+            }])),
             _ => Err(invalid("the action does not exist")),
         }
     }
 
-    fn verb(&self) -> &str {
+    fn verb(&self) -> Verb {
         match self {
-            Self::Bulk(verb, _) | Self::Messages(verb, _) => verb.name(),
-            Self::Destination(verb, _) => verb,
+            Self::Bulk(verb, _) => *verb,
+            Self::Each(actions) => actions[0].verb,
         }
     }
 
     /// The form that asks for confirmation. Many messages are counted first.
     async fn confirm(&self, context: &PageContext, refused: Option<&str>) -> Result<Response, Failure> {
-        let what = capitalised(self.verb());
-        let mut hidden = vec![("verb", self.verb().to_owned())];
-        let (mut typed, mut sql, mut reason) = (None, None, "Reason, for the audit");
+        let verb = self.verb();
+        let what = capitalised(verb.name());
+        let mut hidden = vec![("verb", verb.name().to_owned())];
+        let (mut typed, mut sql) = (None, None);
         let mut is_possible = true;
+        let reason = match verb {
+            Verb::Pause => "Reason, for operators and the audit",
+            _ => "Reason, for the audit",
+        };
         let (page, title, about) = match self {
             Self::Bulk(verb, search) => {
                 let (n, call) = counted(context, *verb, search).await?;
@@ -121,33 +130,31 @@ impl<'a> MonitorAction<'a> {
                 };
                 (MonitorPage::Messages, format!("{what} {} {of}", count(n)), about)
             }
-            Self::Messages(verb, messages) => {
-                hidden.extend(messages.iter().map(|(seq, to)| ("m", format!("{seq} {to}"))));
-                let title = match messages[..] {
-                    [(seq, to)] => format!("{what} message {seq} to {to}"),
-                    _ => format!("{what} {} messages", messages.len()),
+            Self::Each(actions) => {
+                let mut page = MonitorPage::Destinations;
+                for OperatorAction { seq, destination, .. } in actions {
+                    hidden.push(match seq {
+                        Some(seq) => ("m", format!("{seq} {destination}")),
+                        None => ("destination", destination.clone()),
+                    });
+                    if seq.is_some() {
+                        page = MonitorPage::Messages;
+                    }
+                }
+                let title = match &actions[..] {
+                    [only] => only.title(),
+                    all => format!("{what} {} messages", all.len()),
                 };
                 let about = html! {
-                    p { @if messages.len() > 1 { "Of each: " } (meaning(*verb)) }
-                    ul { @for (seq, to) in messages { li { a href=(message_path(*seq, to)) { (seq) } " to " (to) } } }
+                    p { @if actions.len() > 1 { "Of each: " } (verb.meaning()) }
+                    ul { @for OperatorAction { seq, destination: to, .. } in actions { li {
+                        @match seq {
+                            Some(seq) => { a href=(message_path(*seq, to)) { (seq) } " to " (to) }
+                            None => { a href="/destinations" { "Back to the destinations" } }
+                        }
+                    } } }
                 };
-                (MonitorPage::Messages, title, about)
-            }
-            Self::Destination(verb, destination) => {
-                hidden.push(("destination", (*destination).to_owned()));
-                let about = match *verb {
-                    "pause" => "Delivery stops within about a second. Enqueue goes on; its messages wait.",
-                    _ => "Delivery continues with the waiting messages.",
-                };
-                if *verb == "pause" {
-                    reason = "Reason, for operators and the audit";
-                }
-                let about = html! { p { (about) } p { a href="/destinations" { "Back to the destinations" } } };
-                (
-                    MonitorPage::Destinations,
-                    format!("{what} destination {destination}"),
-                    about,
-                )
+                (page, title, about)
             }
         };
         let body = html! {
@@ -183,56 +190,52 @@ impl<'a> MonitorAction<'a> {
                 // At most as many as were counted, whatever arrived since.
                 vec![chosen(*verb, &parsed(search)?, n)?.call(*verb, reason, false, Arguments::All)]
             }
-            Self::Messages(verb, messages) => {
-                let call = |(seq, destination): &(i64, &str)| of_one(*verb, *seq, destination, reason);
-                messages.iter().map(call).collect()
-            }
-            Self::Destination(verb, destination) => {
-                let mut call = Sql::new(&format!("select @extschema@.outbox_{verb}("));
-                call.value(destination, "text");
-                vec![with_reason(call, reason)]
-            }
+            Self::Each(actions) => actions.iter().map(|action| action.call(reason)).collect(),
         };
         let changed = change(context, &calls).await?;
         let to = match self {
-            Self::Destination(..) => "/destinations".to_owned(),
-            Self::Messages(..) if changed == 0 => {
+            Self::Each(actions) if actions[0].seq.is_none() => "/destinations".to_owned(),
+            Self::Each(_) if changed == 0 => {
                 let gone = "the message no longer exists, or cannot be changed now";
                 let hint = "Open it again: it may be delivered by now, or wait behind another message of its key.";
                 return Err(Failure::new(Code::SomeFailed, gone).hint(hint));
             }
-            Self::Messages(_, messages) if messages.len() == 1 => message_path(messages[0].0, messages[0].1),
-            Self::Messages(verb, _) | Self::Bulk(verb, _) => format!("/act/done?verb={}&n={changed}", verb.name()),
+            Self::Each(actions)
+                if let [
+                    OperatorAction {
+                        seq: Some(seq),
+                        destination,
+                        ..
+                    },
+                ] = &actions[..] =>
+            {
+                message_path(*seq, destination)
+            }
+            _ => format!("/act/done?verb={}&n={changed}", self.verb().name()),
         };
         Ok(Redirect::to(&to).into_response())
     }
 }
 
 /// The selected messages: the fields `m`, or the fields `seq` and `destination`.
-fn selected(fields: &Fields) -> Result<Vec<(i64, &str)>, Failure> {
+fn selected(verb: Verb, fields: &Fields) -> Result<Vec<OperatorAction>, Failure> {
+    let action = |seq: &str, destination: &str| {
+        Some(OperatorAction {
+            verb,
+            seq: Some(seq.parse().ok()?),
+            destination: destination.to_owned(),
+        })
+    };
     let mut messages = Vec::new();
     for value in fields.all("m") {
-        let message = value
-            .split_once(' ')
-            .and_then(|(seq, to)| Some((seq.parse().ok()?, to)));
+        let message = value.split_once(' ').and_then(|(seq, to)| action(seq, to));
         messages.push(message.ok_or_else(|| invalid("a selected message has no seq and destination"))?);
     }
-    if let Ok(seq) = fields.get("seq").parse() {
-        messages.push((seq, fields.get("destination")));
-    }
+    messages.extend(action(fields.get("seq"), fields.get("destination")));
     match messages.len() {
         0 => Err(invalid("no message is selected")),
         1..=SELECTED_MAX => Ok(messages),
         _ => Err(invalid("too many messages are selected")),
-    }
-}
-
-/// What an action does to a message.
-fn meaning(verb: Verb) -> &'static str {
-    match verb {
-        Verb::Retry => "It is delivered again, with attempt 1. Later messages of its key follow.",
-        Verb::Discard => "It is never delivered and moves to the history. Later messages of its key are delivered.",
-        Verb::Replay => "It is sent again, with the same seq and id and the header replayed.",
     }
 }
 
@@ -271,34 +274,6 @@ async fn change(context: &PageContext, calls: &[Sql]) -> Result<i64, Failure> {
         Ok(changed)
     };
     context.app.pool.run(purpose(context), act).await
-}
-
-/// The call that changes one message; its one row has the number of changed messages in the column `n`.
-fn of_one(verb: Verb, seq: i64, destination: &str, reason: Option<&str>) -> Sql {
-    if verb == Verb::Replay {
-        let only = Choice {
-            criteria: BulkCriteria {
-                seq_from: Some(seq),
-                seq_to: Some(seq),
-                ..BulkCriteria::default()
-            },
-            destination: Some(destination.to_owned()),
-            max_rows: Some(1),
-            ..Choice::default()
-        };
-        return only.call(verb, reason, false, Arguments::All);
-    }
-    let mut call = Sql::new(&format!("select @extschema@.outbox_{}(", verb.name()));
-    call.value(seq, "bigint").push(", ").value(destination, "text");
-    with_reason(call, reason)
-}
-
-/// The call with the reason as its last argument.
-fn with_reason(mut call: Sql, reason: Option<&str>) -> Sql {
-    call.push(", nullif(")
-        .value(reason.unwrap_or_default(), "text")
-        .push(", ''))::integer as n");
-    call
 }
 
 fn parsed(text: &str) -> Result<Filter, Failure> {

@@ -1,7 +1,7 @@
 //! The tabs of the list of messages: one for each status.
 
 use crate::format::capitalised;
-use crate::messages::bulk::Verb;
+use crate::operation::Verb;
 use crate::queries::state::MessageStatus;
 use outbox_core::words::Word;
 
