@@ -167,7 +167,10 @@ fn destinations() -> Vec<DestinationRow> {
             ..destination("audit", WorkerState::Down)
         },
         destination("default", WorkerState::Connected),
-        destination("einkauf-größe-ß", WorkerState::Paused),
+        DestinationRow {
+            paused: true,
+            ..destination("einkauf-größe-ß", WorkerState::Paused)
+        },
     ]
 }
 

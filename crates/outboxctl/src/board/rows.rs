@@ -210,6 +210,7 @@ fn destination(row: &DestinationRow) -> ListRow {
                 "p50, p99",
                 [row.p50_ms, row.p99_ms].map(|time| known(time, ms)).join(", "),
             ),
+            RowField::fact("address", row.url.as_deref().unwrap_or_default()),
             RowField::fact("described by", row.described_by.as_deref().unwrap_or_default()),
         ],
     }

@@ -6,7 +6,6 @@ use super::state::{BoardMode, BoardPage, BoardState, Notice, OpenedMessage, Pane
 use crate::operation::{OperatorAction, Verb};
 use crate::progress::OwnWorker;
 use crate::queries::model::Snapshot;
-use crate::queries::state::DestinationState;
 use crate::screen::list::orders;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::time::{Duration, Instant};
@@ -232,8 +231,7 @@ fn ask(state: &mut BoardState, key: KeyCode, id: Option<String>) {
 
 fn pause_or_resume(state: &BoardState, destination: String) -> OperatorAction {
     let mut rows = state.shown.destinations.iter().flatten();
-    let is_paused = |state: DestinationState| state.is_paused();
-    let verb = match rows.any(|row| row.name == destination && row.state.known().is_some_and(is_paused)) {
+    let verb = match rows.any(|row| row.name == destination && row.paused) {
         true => Verb::Resume,
         false => Verb::Pause,
     };

@@ -141,6 +141,9 @@ pub struct DestinationRow {
     pub p50_ms: Option<f64>,
     pub p95_ms: Option<f64>,
     pub p99_ms: Option<f64>,
+    pub url: Option<String>,
+    /// By outbox_pause(): the state is also paused if delivery is switched off.
+    pub paused: bool,
 }
 
 /// A row of `outbox_errors`: failures of one destination with the same cause.

@@ -32,13 +32,6 @@ pub enum DestinationState {
     Missing,
 }
 
-impl DestinationState {
-    /// Whether the destination is paused or pausing.
-    pub fn is_paused(self) -> bool {
-        matches!(self, Self::Reported(State::Paused | State::Pausing))
-    }
-}
-
 impl Word for DestinationState {
     const ALL: &'static [Self] = &[
         Self::Reported(State::Connected),

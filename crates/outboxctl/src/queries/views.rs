@@ -50,7 +50,11 @@ pub const DESTINATIONS: &str = "
     select s.destination as name, s.described_by, s.state, extract(epoch from s.since)::float8 as since,
            extract(epoch from clock_timestamp() - s.since)::float8 as since_s, s.reason, s.detail,
            extract(epoch from s.oldest_pending_age)::float8 as oldest_s, s.pending, s.max_pending, s.in_flight,
-           s.published_total, s.failed_total, s.dead_total, s.released_total, s.published_per_s, s.p50_ms, s.p95_ms, s.p99_ms
+           s.published_total, s.failed_total, s.dead_total, s.released_total, s.published_per_s, s.p50_ms, s.p95_ms, s.p99_ms,
+           case when s.described_by = 'settings' then nullif(current_setting('outbox.url', true), '')
+                else (select o.option_value from pg_foreign_server f, pg_options_to_table(f.srvoptions) o
+                      where f.srvname = s.destination and o.option_name = 'url') end as url,
+           exists (select from @extschema@.outbox_paused z where z.destination = s.destination) as paused
     from @extschema@.outbox_destination_status s limit 1000";
 
 /// The statement for [`ErrorGroup`](super::model::ErrorGroup): the 100 latest groups, the latest first.

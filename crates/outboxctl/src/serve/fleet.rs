@@ -3,8 +3,8 @@
 use super::format::{capped, count, duration, encode, known, message_path, ms, rate, time};
 use super::page::{badge, bar, state_badge};
 use super::search::word;
-use super::snapshot::{MonitorSnapshot, MonitoredDestination};
-use crate::queries::model::WorkerRow;
+use super::snapshot::MonitorSnapshot;
+use crate::queries::model::{DestinationRow, WorkerRow};
 use crate::queries::state::Tone;
 use maud::{Markup, html};
 
@@ -111,7 +111,7 @@ pub fn destinations(snapshot: &MonitorSnapshot) -> Markup {
     html! { div.tiles { @for destination in &snapshot.destinations { (destination_tile(destination)) } } }
 }
 
-fn destination_tile(d: &MonitoredDestination) -> Markup {
+fn destination_tile(d: &DestinationRow) -> Markup {
     let act = |verb: &str| format!("/act/{verb}?destination={}", encode(&d.name));
     let described = match d.described_by.as_deref() {
         Some("settings") => "the settings",

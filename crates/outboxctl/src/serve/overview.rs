@@ -3,47 +3,24 @@
 use super::format::{capped, clock, count, duration, encode, known, message_path, ms, rate, time};
 use super::page::state_badge;
 use super::search;
-use super::snapshot::{BlockedKeyRow, DEAD_CAP, Lost, MonitorSnapshot, MonitoredDestination};
+use super::snapshot::{BlockedKeyRow, DEAD_CAP, Lost, MonitorSnapshot};
 use crate::format::capitalised;
-use crate::queries::model::Problem;
+use crate::queries::model::{DestinationRow, Problem};
 use crate::queries::state::MessageStatus;
 use maud::{Markup, html};
 
 /// The most objects of a kind that a line names; further ones are only counted.
 const NAMED_MAX: usize = 3;
 
-/// The checks of outbox_health: whether delivery stops, and the title of its problem. `{}` stands for the destinations;
-/// behind a bar is the title for several.
-const CHECKS: &[(&str, bool, &str)] = &[
-    ("preload", true, "The library is not preloaded"),
-    ("enabled", true, "Delivery is switched off"),
-    ("standby", false, "This server is a standby"),
-    ("identity", true, "This database is a copy"),
-    ("partitions", true, "Messages are in partitions that do not exist"),
-    ("sequence", true, "The sequence of the events is behind"),
-    ("role", true, "The role of the workers"),
-    ("schema", true, "Rights on the schema of the extension"),
-    ("workers", true, "Workers"),
-    ("destination", true, "{} cannot be used|{} cannot be used"),
-    ("database", true, "A statement of the workers fails"),
-    ("source", true, "The event source cannot be read"),
-    (
-        "bodies",
-        true,
-        "{} has an unusable body function|{} have an unusable body function",
-    ),
-    ("broker", true, "{} is down|{} are down"),
-    (
-        "blocked",
-        true,
-        "{} is blocked by its broker|{} are blocked by their brokers",
-    ),
-    ("dead letters", false, "Dead letters"),
-    ("retrying", false, "Messages keep failing"),
-    ("room", false, "{} is nearly full|{} are nearly full"),
-    ("transactions", false, "A transaction stays open"),
-    ("locks", false, "Leases are locked"),
-    ("lag", false, "Messages wait long"),
+/// The checks of outbox_health whose failure stops no delivery.
+const WARNINGS: [&str; 7] = [
+    "standby",
+    "dead letters",
+    "retrying",
+    "room",
+    "transactions",
+    "locks",
+    "lag",
 ];
 
 /// A line of the strip of alerts: one root cause, its details and the remedy.
@@ -150,35 +127,26 @@ fn sentence(text: &str) -> String {
 
 fn of_problem(problem: &Problem) -> Alert {
     let check = problem.check.as_str();
-    let known = CHECKS.iter().find(|(name, ..)| *name == check);
-    let (_, mut is_bad, mut title) = known.copied().unwrap_or((check, false, check));
-    if check == "broker" && problem.problem.starts_with("connecting to") {
-        (is_bad, title) = (false, "{} is connecting|{} are connecting");
-    } else if check == "broker" && problem.problem.contains("does not confirm") {
-        title = "{} does not confirm|{} do not confirm";
-    }
-    let (one, many) = title.split_once('|').unwrap_or((title, title));
-    let title = match problem.destinations.as_slice() {
-        [only] => one.replace("{}", &format!("Destination {only}")),
-        _ => many.replace("{}", &format!("Destinations {}", problem.named().unwrap_or_default())),
+    let is_bad = match check {
+        "broker" => !problem.problem.starts_with("connecting to"),
+        other => !WARNINGS.contains(&other),
     };
     let body = html! {
         p { (sentence(&problem.problem)) }
         // The remedy for dead letters is SQL for psql; this page has buttons.
         @if check != "dead letters" && !problem.remedy.is_empty() { p.remedy { "Fix: " (problem.remedy) "." } }
     };
-    let is_of_destination = title.starts_with("Destination");
-    let alert = Alert::new(is_bad, title, body);
+    let alert = Alert::new(is_bad, capitalised(&problem.title()), body);
     match check {
         "dead letters" => alert.button(&MessageStatus::Dead.path(), "See them"),
-        _ if is_of_destination => alert.see_destinations(),
-        _ => alert,
+        _ if problem.destinations.is_empty() => alert,
+        _ => alert.see_destinations(),
     }
 }
 
 fn paused(snapshot: &MonitorSnapshot) -> Vec<Alert> {
-    let paused: Vec<&MonitoredDestination> = snapshot.destinations.iter().filter(|d| d.paused).collect();
-    let one = |d: &&MonitoredDestination| {
+    let paused: Vec<&DestinationRow> = snapshot.destinations.iter().filter(|d| d.paused).collect();
+    let one = |d: &&DestinationRow| {
         let body = html! { p { @if let Some(detail) = &d.detail { (sentence(detail)) " " } "Its messages wait." } };
         let resume = format!("/act/resume?destination={}", encode(&d.name));
         Alert::new(false, format!("Destination {} is paused", d.name), body).button(&resume, "Resume…")
@@ -192,27 +160,13 @@ fn paused(snapshot: &MonitorSnapshot) -> Vec<Alert> {
 }
 
 fn blocked_keys(problem: &Problem, blocked: &[BlockedKeyRow]) -> Alert {
-    // One line for each cause.
-    let mut causes: Vec<((&str, &str), Vec<&BlockedKeyRow>)> = Vec::new();
-    for key in blocked {
-        let cause = (key.destination.as_str(), key.reason.as_str());
-        match causes.iter_mut().find(|known| known.0 == cause) {
-            Some((_, keys)) => keys.push(key),
-            None => causes.push((cause, vec![key])),
-        }
-    }
     let body = html! {
         @if blocked.len() != 1 { p { (sentence(&problem.problem)) } }
-        @for ((destination, reason), keys) in causes.iter().take(NAMED_MAX) {
+        @for key in blocked.iter().take(NAMED_MAX) {
             p {
-                "To " (destination) ", behind "
-                @for (index, key) in keys.iter().take(NAMED_MAX).enumerate() {
-                    @if index > 0 { ", " }
-                    a href=(message_path(key.seq, &key.destination)) { (key.seq) }
-                    " (" (key.key.as_deref().unwrap_or("no key")) ")"
-                }
-                @if keys.len() > NAMED_MAX { " and others" }
-                ": " (reason) "."
+                "To " (key.destination) ", behind "
+                a href=(message_path(key.seq, &key.destination)) { (key.seq) }
+                " (" (key.key.as_deref().unwrap_or("no key")) "): " (key.reason) "."
             }
         }
     };

@@ -3,11 +3,9 @@
 
 use super::session::MonitorSession;
 use crate::failure::{Code, Failure};
-use crate::queries::model::{self, Check, ErrorGroup, Minute, Now, PartitionRow, Passes, Status, WorkerRow};
+use crate::queries::model::{Check, DestinationRow, ErrorGroup, Minute, Now, PartitionRow, Passes, Status, WorkerRow};
 use crate::queries::{Fetch, views};
 use serde::Deserialize;
-use std::ops::Deref;
-use std::sync::LazyLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio_postgres::error::SqlState;
 
@@ -28,7 +26,7 @@ pub struct MonitorSnapshot {
     pub passes: Vec<Passes>,
     pub partitions: Vec<PartitionRow>,
     pub blocked: Vec<BlockedKeyRow>,
-    pub destinations: Vec<MonitoredDestination>,
+    pub destinations: Vec<DestinationRow>,
     pub throughput: Vec<Minute>,
     pub slow: SlowParts,
 }
@@ -98,35 +96,6 @@ const BLOCKED: &str = "
     cross join lateral (select x.seq, x.destination, x.key, x.reason from @extschema@.outbox_dead x
                         where x.blocks and x.partition = p.partition limit 1) d
     order by p.partition";
-
-/// A destination with its address.
-#[derive(Clone, Debug, Deserialize)]
-pub struct MonitoredDestination {
-    #[serde(flatten)]
-    stats: model::DestinationRow,
-    pub url: Option<String>,
-    /// By outbox_pause(): the state is also paused if delivery is switched off.
-    pub paused: bool,
-}
-
-impl Deref for MonitoredDestination {
-    type Target = model::DestinationRow;
-
-    fn deref(&self) -> &model::DestinationRow {
-        &self.stats
-    }
-}
-
-static DESTINATIONS: LazyLock<String> = LazyLock::new(|| {
-    format!(
-        "select s.*, exists (select from @extschema@.outbox_paused z where z.destination = s.name) as paused,
-                case when s.described_by = 'settings' then nullif(current_setting('outbox.url', true), '')
-                     else (select o.option_value from pg_foreign_server f, pg_options_to_table(f.srvoptions) o
-                           where f.srvname = s.name and o.option_name = 'url') end as url
-         from ({}) s",
-        views::DESTINATIONS
-    )
-});
 
 /// The number of messages in each lane, counted up to `cap`.
 #[derive(Clone, Debug)]
@@ -224,7 +193,7 @@ impl MonitorSnapshot {
             session.fetch(views::PASSES, &[]),
             session.fetch(views::PARTITIONS, &[]),
             session.fetch(BLOCKED, &[]),
-            session.fetch(&DESTINATIONS, &[]),
+            session.fetch(views::DESTINATIONS, &[]),
             session.fetch(views::THROUGHPUT, &[]),
         )?;
         if slow.reads.is_multiple_of(SLOW_EVERY) {

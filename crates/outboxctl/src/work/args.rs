@@ -12,8 +12,6 @@ pub struct WorkArgs {
     /// Run a single pass and exit
     #[arg(long)]
     pub once: bool,
-    #[arg(skip)]
-    pub json: bool,
     /// Print nothing
     #[arg(long)]
     pub silent: bool,

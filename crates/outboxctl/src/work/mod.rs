@@ -60,14 +60,11 @@ pub async fn run(context: &CommandContext, args: &WorkArgs) -> Result<ExitCode, 
         stop.on(SignalKind::hangup(), Shutdown::begin)?; // a terminal that closes may send SIGHUP repeatedly
     }
     let (handle, connect, once) = (Handle::current(), context.connect.clone(), args.once);
-    let args = WorkArgs {
-        json: context.json, // prints one line for each pass
-        ..args.clone()
-    };
+    let (args, json) = (args.clone(), context.json);
     let (for_worker, worker_stop) = (progress.clone(), stop.clone());
     let mut worker = tokio::task::spawn_blocking(move || {
         let screen = for_worker.as_ref();
-        let mut printer = Printer::new(args.silent, args.json, args.window, screen.cloned());
+        let mut printer = Printer::new(args.silent, json, args.window, screen.cloned());
         let ended = worker::run(&handle, &connect, &args, &worker_stop, screen, &mut printer);
         (ended, printer)
     });
