@@ -127,12 +127,12 @@ fn a_dead_letter_is_found_read_and_retried_by_keyboard_and_the_terminal_is_resto
 
     // A destination is paused and resumed.
     screen.pty.send("3p");
-    screen.wait_for(&["Pause delivery to default?"]);
+    screen.wait_for(&["Pause destination default?"]);
     screen.pty.send("y");
     screen.wait_for(&["Delivery to default is paused", "outbox_resume"]);
     assert!(cluster.query_one::<bool>(DB, "select exists (select from outbox_paused)"));
     screen.pty.send("p");
-    screen.wait_for(&["Resume delivery to default?"]);
+    screen.wait_for(&["Resume destination default?"]);
     screen.pty.send("y");
     screen.wait_for(&["Delivery to default is resumed"]);
 

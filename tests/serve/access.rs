@@ -318,7 +318,11 @@ fn the_database_refuses_what_the_login_may_not() {
     let monitor = Monitor::start(&cluster, &["--username", "looker", "--allow-actions"]);
     let page = monitor.page("/message/1");
     assert!(!page.contains("4242") && page.contains("may not read events"), "{page}");
-    assert!(monitor.page("/messages?tab=dead&q=type%3AT").contains("may not read"));
+    assert!(
+        monitor
+            .page("/messages?tab=dead&q=type%3AT")
+            .contains("cannot filter messages by their events")
+    );
     let answer = monitor.post("/act/message", &[], &retry_with(&Monitor::form_token(&page)));
     assert_eq!(answer.status, 422);
     assert!(answer.body.contains("GRANT outbox_admin TO looker"), "{}", answer.body);

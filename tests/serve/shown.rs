@@ -682,7 +682,7 @@ fn a_server_without_the_library_is_reported() {
     cluster.exec(DB, "create extension outbox; select outbox_publish('T', '{}')");
     let monitor = Monitor::start(&cluster, &[]);
     let page = monitor.page("/");
-    assert!(page.contains("The library is not preloaded"), "{page}");
+    assert!(page.contains("is not in shared_preload_libraries"), "{page}");
     assert!(page.contains("Not counted"), "{page}");
     assert_eq!(listed(&monitor, "ready", ""), [1]);
     assert!(

@@ -23,7 +23,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use commands::{CommandContext, act, check, delivery, list, show, status, version};
 use connect::ConnectArgs;
 use failure::Failure;
-use operation::Verb;
+use messages::bulk::Verb;
 use std::process::ExitCode;
 
 /// Monitor, control and run the outbox of a database from outside its server

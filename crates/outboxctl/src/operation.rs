@@ -1,22 +1,11 @@
 //! The actions of an operator: their names, calls, questions and results, for the commands, the board and the page.
 
 use crate::format::capitalised;
-use crate::messages::bulk::{Arguments, BulkCriteria, Choice};
+use crate::messages::bulk::{Arguments, BulkCriteria, Choice, Verb};
 use crate::messages::page::FetchOnce;
 use crate::messages::sql::Sql;
 use outbox_core::words::Word;
 use serde::Deserialize;
-
-outbox_core::words! {
-    pub enum Verb {
-        Retry = "retry",
-        Discard = "discard",
-        Replay = "replay",
-        // Of a destination:
-        Pause = "pause",
-        Resume = "resume",
-    }
-}
 
 /// An action on a message (with a seq) or a destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,40 +80,5 @@ impl OperatorAction {
             (_, false) => self.verb.obstacle(),
         };
         format!("{subject} {predicate}.")
-    }
-}
-
-impl Verb {
-    /// The verb in the past, for the result.
-    pub fn past(self) -> &'static str {
-        match self {
-            Self::Retry => "Retried",
-            Self::Discard => "Discarded",
-            Self::Replay => "Replayed",
-            Self::Pause => "Paused",
-            Self::Resume => "Resumed",
-        }
-    }
-
-    /// What the action does, in sentences.
-    pub fn meaning(self) -> &'static str {
-        match self {
-            Self::Retry => "It is delivered again, with attempt 1. Later messages of its key follow.",
-            Self::Discard => "It is never delivered and moves to the history. Later messages of its key are delivered.",
-            Self::Replay => "It is sent again, with the same seq and id and the header replayed.",
-            Self::Pause => "Delivery stops within about a second. Enqueue goes on; its messages wait.",
-            Self::Resume => "Delivery continues with the waiting messages.",
-        }
-    }
-
-    /// Why the call changed nothing.
-    pub fn obstacle(self) -> &'static str {
-        match self {
-            Self::Retry => "is in flight, was published or discarded already, or waits behind another of its key",
-            Self::Discard => "was published or discarded already, or does not exist",
-            Self::Replay => "was not published or discarded, or does not exist",
-            Self::Pause => "is already paused; its reason is kept",
-            Self::Resume => "was not paused",
-        }
     }
 }

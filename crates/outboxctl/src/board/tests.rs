@@ -5,7 +5,8 @@ use super::fixture::{full_worker_state, opened, snapshot, state, worker, worker_
 use super::state::{BoardMode, BoardPage, BoardState, Notice, OpenedMessage, Pane};
 use super::update::{BoardEvent, BoardRequest, update};
 use super::{as_frame, view};
-use crate::operation::{OperatorAction, Verb};
+use crate::messages::bulk::Verb;
+use crate::operation::OperatorAction;
 use crate::progress::{OwnWorker, WorkerFacts};
 use crate::queries::model::{Part, Snapshot};
 use crate::screen::fixture::{self as screen_fixture, HOSTILE, replace_hostile};

@@ -3,7 +3,8 @@
 
 use super::rows;
 use super::state::{BoardMode, BoardPage, BoardState, Notice, OpenedMessage, Pane};
-use crate::operation::{OperatorAction, Verb};
+use crate::messages::bulk::Verb;
+use crate::operation::OperatorAction;
 use crate::progress::OwnWorker;
 use crate::queries::model::Snapshot;
 use crate::screen::list::orders;

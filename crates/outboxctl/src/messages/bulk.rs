@@ -2,9 +2,20 @@
 
 use super::When;
 use super::sql::Sql;
-use crate::operation::Verb;
 use clap::Args;
 use outbox_core::words::Word;
+
+outbox_core::words! {
+    /// An action of an operator.
+    pub enum Verb {
+        Retry = "retry",
+        Discard = "discard",
+        Replay = "replay",
+        // Of a destination:
+        Pause = "pause",
+        Resume = "resume",
+    }
+}
 
 /// The criteria that all actions have.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
@@ -67,6 +78,41 @@ pub enum Arguments {
     /// The call passes every argument with its type: it is run. Other roles may create functions in the schema of the
     /// extension, but none of them can match such a call better.
     All,
+}
+
+impl Verb {
+    /// The verb in the past, for the result.
+    pub fn past(self) -> &'static str {
+        match self {
+            Self::Retry => "Retried",
+            Self::Discard => "Discarded",
+            Self::Replay => "Replayed",
+            Self::Pause => "Paused",
+            Self::Resume => "Resumed",
+        }
+    }
+
+    /// What the action does, in sentences.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Self::Retry => "It is delivered again, with attempt 1. Later messages of its key follow.",
+            Self::Discard => "It is never delivered and moves to the history. Later messages of its key are delivered.",
+            Self::Replay => "It is sent again, with the same seq and id and the header replayed.",
+            Self::Pause => "Delivery stops within about a second. Enqueue goes on; its messages wait.",
+            Self::Resume => "Delivery continues with the waiting messages.",
+        }
+    }
+
+    /// Why the call changed nothing.
+    pub fn obstacle(self) -> &'static str {
+        match self {
+            Self::Retry => "is in flight, was published or discarded already, or waits behind another of its key",
+            Self::Discard => "was published or discarded already, or does not exist",
+            Self::Replay => "was not published or discarded, or does not exist",
+            Self::Pause => "is already paused; its reason is kept",
+            Self::Resume => "was not paused",
+        }
+    }
 }
 
 impl Choice {

@@ -2,7 +2,6 @@
 
 use super::Fetch;
 use super::message::{ATTEMPTS, Attempt, MESSAGE, StoredMessageRow};
-use super::state::MessageStatus;
 use super::why::{self, Reason};
 use crate::format::stamp;
 use outbox_core::event::{COLUMNS, ColumnKind, EventColumn};
@@ -47,15 +46,6 @@ pub async fn read<S: Fetch + Sync>(
 impl MessageDetail {
     pub fn facts(&self) -> Vec<Fact> {
         let row = &self.row;
-        let time = |time: Option<&String>| time.map(|time| stamp(time)).unwrap_or_default();
-        let status = row.status.known();
-        let ended = match status {
-            Some(MessageStatus::Published) => "published",
-            Some(MessageStatus::Dead) => "given up",
-            _ => "discarded",
-        };
-        let due = row.available_at.as_ref();
-        let due = due.filter(|_| matches!(status, Some(MessageStatus::Retrying | MessageStatus::Scheduled)));
         let crashes = row
             .more
             .get("crashes")
@@ -72,9 +62,10 @@ impl MessageDetail {
             crashes.map(|crashes| crashes.to_string()).unwrap_or_default(),
         );
         fact("enqueued", stamp(&row.enqueued_at));
-        fact("due", time(due));
-        fact(ended, time(row.ended_at.as_ref()));
-        fact("expires", time(row.expires_at.as_ref()));
+        if let Some((what, at)) = row.time() {
+            fact(&what.to_lowercase(), stamp(at));
+        }
+        fact("expires", row.expires_at.as_deref().map(stamp).unwrap_or_default());
         fact("replayed", if row.replayed { "yes".into() } else { String::new() });
         fact("last error", row.last_error.clone().unwrap_or_default());
         for Reason { why, remedy, .. } in &self.why {

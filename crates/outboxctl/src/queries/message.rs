@@ -97,6 +97,17 @@ impl StoredMessageRow {
     pub fn has_ended(&self) -> bool {
         self.status.known().is_some_and(MessageStatus::has_ended)
     }
+
+    /// When it is due, or ended.
+    pub fn time(&self) -> Option<(&'static str, &str)> {
+        let status = self.status.known()?;
+        let at = match status {
+            MessageStatus::Retrying | MessageStatus::Scheduled => &self.available_at,
+            MessageStatus::Published | MessageStatus::Discarded | MessageStatus::Dead => &self.ended_at,
+            MessageStatus::Ready | MessageStatus::InFlight | MessageStatus::Blocked => return None,
+        };
+        Some((status.time_title(), at.as_deref()?))
+    }
 }
 
 /// An event of outbox_events. The texts of its JSON are unchanged, except that long ones are cut.

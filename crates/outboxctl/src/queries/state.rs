@@ -100,6 +100,17 @@ impl MessageStatus {
     pub fn has_ended(self) -> bool {
         matches!(self, Self::Published | Self::Discarded)
     }
+
+    /// What the time of its messages means.
+    pub fn time_title(self) -> &'static str {
+        match self {
+            Self::Ready | Self::InFlight | Self::Blocked => "Enqueued",
+            Self::Retrying | Self::Scheduled => "Due",
+            Self::Published => "Published",
+            Self::Dead => "Died",
+            Self::Discarded => "Discarded",
+        }
+    }
 }
 
 /// A word from a view. A newer extension may have words that this program does not know. Such a word is shown

@@ -8,8 +8,8 @@ use super::page::{MonitorPage, as_sql, state_badge};
 use super::session::{MonitorSession, busy};
 use crate::failure::{Code, Failure};
 use crate::format::{capitalised, utc};
+use crate::messages::bulk::Verb;
 use crate::messages::sql::quoted;
-use crate::operation::Verb;
 use crate::queries::Fetch;
 use crate::queries::message::{ATTEMPTS, Attempt, EVENT, MESSAGE, StoredEvent, StoredMessageRow};
 use crate::queries::state::MessageStatus;
@@ -216,7 +216,7 @@ async fn shown(context: &PageContext, session: &MonitorSession, seq: i64, to: Op
                 div { dt { "Partition" } dd { a href="/partitions" { (row.partition_key) } } }
                 div { dt { "Attempts charged" } dd { (row.attempts) } }
                 div { dt { "Enqueued" } dd { (utc(&row.enqueued_at)) " UTC" } }
-                @if let Some((what, at)) = time_of(row) { div { dt { (what) } dd { (utc(at)) " UTC" } } }
+                @if let Some((what, at)) = row.time() { div { dt { (what) } dd { (utc(at)) " UTC" } } }
                 @if let Some(at) = &row.expires_at { div { dt { "Expires" } dd { (utc(at)) " UTC" } } }
                 @if row.replayed { div { dt { "Replayed" } dd { "yes" } } }
                 @if let Some(error) = &row.last_error { div.wide { dt { "Last error" } dd.error { (error) } } }
@@ -225,7 +225,7 @@ async fn shown(context: &PageContext, session: &MonitorSession, seq: i64, to: Op
                 p.note { "Also: " @for (index, LocatedMessage { row: other, .. }) in others.iter().enumerate() {
                     @if index > 0 { ", " }
                     a href=(message_path(other.seq, &other.destination)) { (other.status) " to " (other.destination) }
-                    @if let Some((_, at)) = time_of(other) { " at " (utc(at)) }
+                    @if let Some((_, at)) = other.time() { " at " (utc(at)) }
                 } }
             }
         }
@@ -255,18 +255,6 @@ async fn shown(context: &PageContext, session: &MonitorSession, seq: i64, to: Op
     };
     let body = html! { div #message data-refresh { (shown) } };
     Ok(context.frame(MonitorPage::Messages, &title, &body))
-}
-
-/// When it is due, or ended.
-fn time_of(row: &StoredMessageRow) -> Option<(&'static str, &str)> {
-    let (what, at) = match row.status.known()? {
-        MessageStatus::Published => ("Published", &row.ended_at),
-        MessageStatus::Discarded => ("Discarded", &row.ended_at),
-        MessageStatus::Dead => ("Died", &row.ended_at),
-        MessageStatus::Retrying | MessageStatus::Scheduled => ("Due", &row.available_at),
-        MessageStatus::Ready | MessageStatus::InFlight | MessageStatus::Blocked => return None,
-    };
-    Some((what, at.as_deref()?))
 }
 
 /// A button that retries a message without a question.

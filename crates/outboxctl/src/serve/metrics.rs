@@ -158,6 +158,10 @@ impl MetricText {
         help: &str,
         rows: impl IntoIterator<Item = ([(&'l str, &'l str); LABELS], f64)>,
     ) {
+        let mut rows = rows.into_iter().peekable();
+        if rows.peek().is_none() {
+            return;
+        }
         self.describe(kind, name, help);
         let total = if kind == "counter" { "_total" } else { "" };
         for (labels, value) in rows {
@@ -177,7 +181,10 @@ impl MetricText {
         let labels = labels
             .iter()
             .map(|(name, value)| format!("{name}=\"{}\"", escaped(value)));
-        let labels = labels.collect::<Vec<_>>().join(",");
-        self.0 += &format!("{name}{{{labels}}} {value}\n");
+        let labels = match labels.collect::<Vec<_>>().join(",") {
+            none if none.is_empty() => none,
+            labels => format!("{{{labels}}}"),
+        };
+        self.0 += &format!("{name}{labels} {value}\n");
     }
 }

@@ -1,7 +1,7 @@
 //! The tabs of the list of messages: one for each status.
 
 use crate::format::capitalised;
-use crate::operation::Verb;
+use crate::messages::bulk::Verb;
 use crate::queries::state::MessageStatus;
 use outbox_core::words::Word;
 
@@ -49,17 +49,6 @@ impl MessageStatus {
             Self::Ready | Self::Blocked => &[Verb::Discard],
             Self::Published | Self::Discarded => &[Verb::Replay],
             Self::InFlight => &[],
-        }
-    }
-
-    /// The head of the column of times.
-    pub fn time_title(self) -> &'static str {
-        match self {
-            Self::Ready | Self::InFlight | Self::Blocked => "Enqueued",
-            Self::Retrying | Self::Scheduled => "Due",
-            Self::Published => "Published",
-            Self::Dead => "Died",
-            Self::Discarded => "Discarded",
         }
     }
 }
