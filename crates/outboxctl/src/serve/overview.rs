@@ -160,13 +160,27 @@ fn paused(snapshot: &MonitorSnapshot) -> Vec<Alert> {
 }
 
 fn blocked_keys(problem: &Problem, blocked: &[BlockedKeyRow]) -> Alert {
+    // One line for each cause.
+    let mut causes: Vec<((&str, &str), Vec<&BlockedKeyRow>)> = Vec::new();
+    for key in blocked {
+        let cause = (key.destination.as_str(), key.reason.as_str());
+        match causes.iter_mut().find(|known| known.0 == cause) {
+            Some((_, keys)) => keys.push(key),
+            None => causes.push((cause, vec![key])),
+        }
+    }
     let body = html! {
         @if blocked.len() != 1 { p { (sentence(&problem.problem)) } }
-        @for key in blocked.iter().take(NAMED_MAX) {
+        @for ((destination, reason), keys) in causes.iter().take(NAMED_MAX) {
             p {
-                "To " (key.destination) ", behind "
-                a href=(message_path(key.seq, &key.destination)) { (key.seq) }
-                " (" (key.key.as_deref().unwrap_or("no key")) "): " (key.reason) "."
+                "To " (destination) ", behind "
+                @for (index, key) in keys.iter().take(NAMED_MAX).enumerate() {
+                    @if index > 0 { ", " }
+                    a href=(message_path(key.seq, &key.destination)) { (key.seq) }
+                    " (" (key.key.as_deref().unwrap_or("no key")) ")"
+                }
+                @if keys.len() > NAMED_MAX { " and others" }
+                ": " (reason) "."
             }
         }
     };
