@@ -1690,9 +1690,9 @@ security definer set search_path = pg_catalog, pg_temp as $$
       (seq, enqueued_at, claim_token, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
     select g.seq, g.enqueued_at, $5, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key,
            g.last_error, g.expires_at
-    from gone g where outbox_internal.record_shown(g.destination, g.partition, g.seq)
+    from gone g
     returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
-              o.replayed, o.enqueued_at, o.expires_at
+              o.replayed, o.enqueued_at, o.expires_at, outbox_internal.record_shown(o.destination, o.partition, o.seq)
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, c.wal_position,
          c.replayed, c.enqueued_at, c.remark, c.expires_at, e.*
