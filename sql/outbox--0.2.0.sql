@@ -1419,6 +1419,14 @@ comment on function outbox_internal.destinations() is
   'All destinations: the foreign servers of outbox, and "default" with no server if it is described by the'
   ' settings.';
 
+create view outbox_internal.blockers as
+select w.destination, w.partition, w.key, w.seq from @extschema@.outbox_waiting w
+where w.state = 'b' and w.due_at > pg_catalog.clock_timestamp()
+union all
+select d.destination, d.partition, d.key, d.seq from @extschema@.outbox_dead d where d.blocks;
+comment on view outbox_internal.blockers is
+  'Messages that others wait behind: those that back off, and dead letters that block.';
+
 create function outbox_internal.blocked_lanes(out destination text, out partition smallint, out blocker bigint)
 returns setof record language plpgsql stable rows 10 set search_path = pg_catalog, pg_temp as $$
 declare
@@ -1429,13 +1437,8 @@ begin
     return; -- reads only the catalog and outbox_paused
   end if;
   return query
-  select h.destination, h.partition, min(h.seq)
-  from (select w.destination, w.partition, w.seq from @extschema@.outbox_waiting w
-        where w.state = 'b' and w.due_at > clock_timestamp() and w.destination = any (by_partition)
-        union all
-        select d.destination, d.partition, d.seq from @extschema@.outbox_dead d
-        where d.blocks and d.destination = any (by_partition)) h
-  group by 1, 2;
+  select b.destination, b.partition, min(b.seq) from outbox_internal.blockers b
+  where b.destination = any (by_partition) group by 1, 2;
 end
 $$;
 comment on function outbox_internal.blocked_lanes() is
@@ -2593,12 +2596,12 @@ begin
   end if;
   loop
     began := clock_timestamp(); -- each statement below takes a new snapshot
-    if began >= deadline or not exists (select from outbox_internal.first_that_could_go) then
+    if began >= deadline or not exists (
+         select from outbox_internal.first_pending f where not exists (
+           select from outbox_internal.blocked_lanes() l
+           where l.destination = f.destination and l.partition = f.partition and l.blocker < f.seq)) then
       with blocked as materialized (
-        select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
-        where w.state = 'b' and w.due_at > clock_timestamp()
-        union
-        select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
+        select b.* from outbox_internal.blockers b
       )
       select (select count(*) from @extschema@.outbox o where not exists (
                 select from outbox_internal.blocked_lanes() l
@@ -3912,37 +3915,26 @@ select lane.* from lane;
 comment on view outbox_internal.first_pending is
   'The first message of outbox in each lane (destination, partition) that has one.';
 
-create view outbox_internal.first_that_could_go as
-select f.* from outbox_internal.first_pending f
-where not exists (select from outbox_internal.blocked_lanes() l
-                  where l.destination = f.destination and l.partition = f.partition and l.blocker < f.seq);
-comment on view outbox_internal.first_that_could_go is
-  'first_pending without the lanes that are blocked by a message that failed.';
-
-create view outbox_internal.stopped_destinations as
-select z.destination from @extschema@.outbox_paused z
-union
-select c.destination from outbox_internal.connections c where c.is_live group by c.destination
-having bool_and(c.state in ('down', 'blocked', 'unconfigured', 'pausing', 'paused', 'not adopted'));
-comment on view outbox_internal.stopped_destinations is
-  'Destinations to which no worker can deliver now: paused, or the connection of each live worker is down, blocked or'
-  ' unconfigured.';
-
 -- For views that are read often. A scan of a lane from its start would read all ended messages that a held snapshot
 -- keeps, so shared memory remembers where each lane begins.
 create view outbox_internal.first_shown as
 select f.*, exists (select from outbox_internal.blocked_lanes() l
                     where l.destination = f.destination and l.partition = f.partition
                       and l.blocker < f.seq) as is_blocked,
-       f.destination in (select z.destination from outbox_internal.stopped_destinations z)
+       f.destination in (select z.destination from @extschema@.outbox_paused z
+                         union
+                         select c.destination from outbox_internal.connections c where c.is_live group by 1
+                         having bool_and(c.state in ('down', 'blocked', 'unconfigured', 'pausing', 'paused',
+                                                     'not adopted')))
          or f.destination not in (select d.destination from outbox_internal.destinations() d) as is_stopped
 from (select w.n[1] collate "C" as destination, w.n[2]::smallint as partition, w.n[3]::bigint as seq,
              to_timestamp(w.n[4]::double precision / 1e6) as enqueued_at
       from outbox_internal.shared_memory('first messages') w (n)) f;
 comment on view outbox_internal.first_shown is
   'The rows of first_pending, at a cost that does not grow with the queue. They are the first message of outbox in'
-  ' each lane (destination, partition). is_blocked = it waits behind a message that failed. is_stopped = its'
-  ' destination is stopped or does not exist.';
+  ' each lane (destination, partition). is_blocked = it waits behind a message that failed. is_stopped = no worker'
+  ' can deliver to its destination: it does not exist or is paused, or the connection of each live worker is down,'
+  ' blocked or unconfigured.';
 
 -- Counts the table only if shared memory has no count: a held snapshot keeps the rows of dead letters that were
 -- retried or discarded.
@@ -5271,10 +5263,7 @@ begin
 
   -- What could be delivered now: not scheduled, backing off, behind one of these or a dead letter, or paused.
   with blocked as materialized (
-    select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
-    where w.state = 'b' and w.due_at > clock_timestamp() and w.key is not null
-    union
-    select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
+    select b.* from outbox_internal.blockers b
   ), lanes as materialized (
     select l.* from outbox_internal.blocked_lanes() l
   ), open as materialized (
@@ -5740,7 +5729,7 @@ grant select on
   @extschema@.outbox_partition_status, @extschema@.outbox_destination_status, @extschema@.outbox_throughput,
   @extschema@.outbox_destination_throughput, @extschema@.outbox_latency,
   @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_passes,
-  outbox_internal.first_pending, outbox_internal.first_that_could_go, outbox_internal.first_shown,
+  outbox_internal.blockers, outbox_internal.first_pending, outbox_internal.first_shown,
   outbox_internal.dead_counts, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.connections,
   outbox_internal.problems, outbox_internal.definer_functions, outbox_internal.installed_functions
   to outbox_monitor;

@@ -134,6 +134,14 @@ comment on function outbox_internal.destinations() is
   'All destinations: the foreign servers of outbox, and "default" with no server if it is described by the'
   ' settings.';
 
+create view outbox_internal.blockers as
+select w.destination, w.partition, w.key, w.seq from @extschema@.outbox_waiting w
+where w.state = 'b' and w.due_at > pg_catalog.clock_timestamp()
+union all
+select d.destination, d.partition, d.key, d.seq from @extschema@.outbox_dead d where d.blocks;
+comment on view outbox_internal.blockers is
+  'Messages that others wait behind: those that back off, and dead letters that block.';
+
 create function outbox_internal.blocked_lanes(out destination text, out partition smallint, out blocker bigint)
 returns setof record language plpgsql stable rows 10 set search_path = pg_catalog, pg_temp as $$
 declare
@@ -144,13 +152,8 @@ begin
     return; -- reads only the catalog and outbox_paused
   end if;
   return query
-  select h.destination, h.partition, min(h.seq)
-  from (select w.destination, w.partition, w.seq from @extschema@.outbox_waiting w
-        where w.state = 'b' and w.due_at > clock_timestamp() and w.destination = any (by_partition)
-        union all
-        select d.destination, d.partition, d.seq from @extschema@.outbox_dead d
-        where d.blocks and d.destination = any (by_partition)) h
-  group by 1, 2;
+  select b.destination, b.partition, min(b.seq) from outbox_internal.blockers b
+  where b.destination = any (by_partition) group by 1, 2;
 end
 $$;
 comment on function outbox_internal.blocked_lanes() is

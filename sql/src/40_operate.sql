@@ -263,12 +263,12 @@ begin
   end if;
   loop
     began := clock_timestamp(); -- each statement below takes a new snapshot
-    if began >= deadline or not exists (select from outbox_internal.first_that_could_go) then
+    if began >= deadline or not exists (
+         select from outbox_internal.first_pending f where not exists (
+           select from outbox_internal.blocked_lanes() l
+           where l.destination = f.destination and l.partition = f.partition and l.blocker < f.seq)) then
       with blocked as materialized (
-        select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
-        where w.state = 'b' and w.due_at > clock_timestamp()
-        union
-        select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
+        select b.* from outbox_internal.blockers b
       )
       select (select count(*) from @extschema@.outbox o where not exists (
                 select from outbox_internal.blocked_lanes() l

@@ -102,37 +102,26 @@ select lane.* from lane;
 comment on view outbox_internal.first_pending is
   'The first message of outbox in each lane (destination, partition) that has one.';
 
-create view outbox_internal.first_that_could_go as
-select f.* from outbox_internal.first_pending f
-where not exists (select from outbox_internal.blocked_lanes() l
-                  where l.destination = f.destination and l.partition = f.partition and l.blocker < f.seq);
-comment on view outbox_internal.first_that_could_go is
-  'first_pending without the lanes that are blocked by a message that failed.';
-
-create view outbox_internal.stopped_destinations as
-select z.destination from @extschema@.outbox_paused z
-union
-select c.destination from outbox_internal.connections c where c.is_live group by c.destination
-having bool_and(c.state in ('down', 'blocked', 'unconfigured', 'pausing', 'paused', 'not adopted'));
-comment on view outbox_internal.stopped_destinations is
-  'Destinations to which no worker can deliver now: paused, or the connection of each live worker is down, blocked or'
-  ' unconfigured.';
-
 -- For views that are read often. A scan of a lane from its start would read all ended messages that a held snapshot
 -- keeps, so shared memory remembers where each lane begins.
 create view outbox_internal.first_shown as
 select f.*, exists (select from outbox_internal.blocked_lanes() l
                     where l.destination = f.destination and l.partition = f.partition
                       and l.blocker < f.seq) as is_blocked,
-       f.destination in (select z.destination from outbox_internal.stopped_destinations z)
+       f.destination in (select z.destination from @extschema@.outbox_paused z
+                         union
+                         select c.destination from outbox_internal.connections c where c.is_live group by 1
+                         having bool_and(c.state in ('down', 'blocked', 'unconfigured', 'pausing', 'paused',
+                                                     'not adopted')))
          or f.destination not in (select d.destination from outbox_internal.destinations() d) as is_stopped
 from (select w.n[1] collate "C" as destination, w.n[2]::smallint as partition, w.n[3]::bigint as seq,
              to_timestamp(w.n[4]::double precision / 1e6) as enqueued_at
       from outbox_internal.shared_memory('first messages') w (n)) f;
 comment on view outbox_internal.first_shown is
   'The rows of first_pending, at a cost that does not grow with the queue. They are the first message of outbox in'
-  ' each lane (destination, partition). is_blocked = it waits behind a message that failed. is_stopped = its'
-  ' destination is stopped or does not exist.';
+  ' each lane (destination, partition). is_blocked = it waits behind a message that failed. is_stopped = no worker'
+  ' can deliver to its destination: it does not exist or is paused, or the connection of each live worker is down,'
+  ' blocked or unconfigured.';
 
 -- Counts the table only if shared memory has no count: a held snapshot keeps the rows of dead letters that were
 -- retried or discarded.

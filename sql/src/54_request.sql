@@ -149,10 +149,7 @@ begin
 
   -- What could be delivered now: not scheduled, backing off, behind one of these or a dead letter, or paused.
   with blocked as materialized (
-    select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
-    where w.state = 'b' and w.due_at > clock_timestamp() and w.key is not null
-    union
-    select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
+    select b.* from outbox_internal.blockers b
   ), lanes as materialized (
     select l.* from outbox_internal.blocked_lanes() l
   ), open as materialized (

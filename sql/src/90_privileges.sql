@@ -94,7 +94,7 @@ grant select on
   @extschema@.outbox_partition_status, @extschema@.outbox_destination_status, @extschema@.outbox_throughput,
   @extschema@.outbox_destination_throughput, @extschema@.outbox_latency,
   @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_passes,
-  outbox_internal.first_pending, outbox_internal.first_that_could_go, outbox_internal.first_shown,
+  outbox_internal.blockers, outbox_internal.first_pending, outbox_internal.first_shown,
   outbox_internal.dead_counts, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.connections,
   outbox_internal.problems, outbox_internal.definer_functions, outbox_internal.installed_functions
   to outbox_monitor;

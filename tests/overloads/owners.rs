@@ -40,10 +40,9 @@ fn the_worker_role_can_replace_no_view_and_no_function_that_a_view_calls() {
     worker.run("set role outbox_worker");
     // The owner of a view could run the first statement without CREATE on the schema.
     for sql in [
-        "create or replace rule \"_RETURN\" as on select to outbox_internal.first_that_could_go do instead
-           select destination, partition, seq, enqueued_at from outbox_internal.first_pending",
-        "create or replace view outbox_internal.first_that_could_go as
-           select destination, partition, seq, enqueued_at from outbox_internal.first_pending",
+        "create or replace rule \"_RETURN\" as on select to outbox_internal.live_workers do instead
+           select worker_id, pid from outbox_workers",
+        "create or replace view outbox_internal.live_workers as select worker_id, pid from outbox_workers",
         "create function outbox_internal.wake(integer, text, text) returns void language sql as 'select'",
         "create or replace function outbox_internal.has_ended(worker text) returns boolean language sql volatile as 'select true'",
         "create or replace function outbox_internal.destinations(out destination text, out wrapper text, out server oid, out options text[],
