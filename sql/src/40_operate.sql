@@ -55,12 +55,7 @@ begin
     insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error)
     select r.destination, r.partition, r.seq, r.key, r.replayed, r.enqueued_at, r.reason from revived r
     where (select true from @extschema@.outbox_waiting w where w.seq = r.seq and w.destination = r.destination) is null
-      -- Each lane is queried separately, which OFFSET 0 makes sure of: otherwise a planner without statistics reads the
-      -- whole destination.
-      and (select true from unnest(partitions) p (n)
-           cross join lateral (select from @extschema@.outbox x
-                               where x.destination = r.destination and x.partition = p.n and x.seq = r.seq offset 0) x
-           limit 1) is null
+      and outbox_internal.find_row(r.seq, r.destination, partitions) is null
     on conflict do nothing
     returning o.destination, o.partition, o.seq
   ), lanes as (
