@@ -684,21 +684,22 @@ returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'o
 comment on function outbox_internal.record_pending(text, bigint) is
   'At COMMIT, changes the number of pending messages of a destination by this much.';
 
-create function outbox_internal.record_ready(
-  destinations text[], partitions smallint[], seqs bigint[], counts bigint[]
-) returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.record_ready(destinations text[], partitions smallint[], seqs bigint[])
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
-  perform outbox_internal.record_shown(l.destination, l.partition, l.seq)
-  from unnest(destinations, partitions, seqs) l (destination, partition, seq);
-  perform outbox_internal.record_pending(l.destination, sum(l.n)::bigint)
-  from unnest(destinations, counts) l (destination, n) group by l.destination;
-  perform outbox_internal.wake(coalesce(sum(c), 0)::bigint, coalesce(partitions, '{}'), coalesce(seqs, '{}'))
-  from unnest(counts) c;
+  perform outbox_internal.record_pending(d, count(*)) from unnest(destinations) d group by d;
+  perform outbox_internal.record_shown(m.destination, m.partition, min(m.seq))
+  from unnest(destinations, partitions, seqs) m (destination, partition, seq) group by m.destination, m.partition;
+  perform outbox_internal.wake(coalesce(sum(l.n), 0)::bigint, coalesce(array_agg(l.partition), '{}'),
+                               coalesce(array_agg(l.first), '{}'))
+  from (select m.partition, min(m.seq) as first, count(*) as n
+        from unnest(destinations, partitions, seqs) m (destination, partition, seq)
+        group by m.destination, m.partition) l;
 end
 $$;
-comment on function outbox_internal.record_ready(text[], smallint[], bigint[], bigint[]) is
-  'At COMMIT, notifies the workers of messages that were put into outbox by hand: of each lane the first seq and how'
-  ' many, which count as pending.';
+comment on function outbox_internal.record_ready(text[], smallint[], bigint[]) is
+  'At COMMIT, counts messages that were put into outbox by hand as pending, and lets the workers read each lane from the'
+  ' first of them on.';
 
 create function outbox_internal.is_taken(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_taken_wrapper';
@@ -2376,7 +2377,7 @@ returns bigint language plpgsql volatile set search_path = pg_catalog, pg_temp a
 #variable_conflict use_column
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
-  ready record; -- of each lane the first message that came back, and how many
+  ready record; -- the messages that came back
 begin
   with revived as ( -- an older snapshot than outbox_configure() fails here: that call has moved each dead letter
     delete from @extschema@.outbox_dead d where d.ctid = any (tids) returning d.*
@@ -2391,14 +2392,12 @@ begin
       and outbox_internal.find_row(r.seq, r.destination, partitions) is null
     on conflict do nothing
     returning o.destination, o.partition, o.seq
-  ), lanes as (
-    select b.destination, b.partition, min(b.seq) as low, count(*) as n from back b group by 1, 2
   )
-  select (select count(*) from revived) as revived, array_agg(l.destination) as destinations,
-         array_agg(l.partition) as partitions, array_agg(l.low) as lows, array_agg(l.n) as counts
-    into ready from lanes l;
+  select (select count(*) from revived) as revived, array_agg(b.destination) as destinations,
+         array_agg(b.partition) as partitions, array_agg(b.seq) as seqs
+    into ready from back b;
   if ready.revived > 0 then
-    perform outbox_internal.record_ready(ready.destinations, ready.partitions, ready.lows, ready.counts);
+    perform outbox_internal.record_ready(ready.destinations, ready.partitions, ready.seqs);
   end if;
   return ready.revived;
 end
@@ -2975,7 +2974,7 @@ declare
   replayed bigint := 0;
   seqs bigint[];
   picked record;
-  ready record; -- of each lane the first message that came back, and how many
+  ready record; -- the messages that came back
   is_last boolean;
 begin
   if outbox_replay.destination is not null and not outbox_internal.destination_exists(outbox_replay.destination) then
@@ -3046,13 +3045,11 @@ begin
         join unnest(seqs) s (seq) on s.seq = p.seq
         on conflict do nothing
         returning o.destination, o.partition, o.seq
-      ), lanes as (
-        select b.destination, b.partition, min(b.seq) as low, count(*) as n from back b group by 1, 2
       )
-      select coalesce(sum(l.n), 0) as n, array_agg(l.destination) as destinations, array_agg(l.partition) as partitions,
-             array_agg(l.low) as lows, array_agg(l.n) as counts
-        into ready from lanes l;
-      perform outbox_internal.record_ready(ready.destinations, ready.partitions, ready.lows, ready.counts);
+      select count(*) as n, array_agg(b.destination) as destinations, array_agg(b.partition) as partitions,
+             array_agg(b.seq) as seqs
+        into ready from back b;
+      perform outbox_internal.record_ready(ready.destinations, ready.partitions, ready.seqs);
       replayed := replayed + ready.n;
     end if;
     exit when is_last or replayed >= wanted;

@@ -138,21 +138,22 @@ returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'o
 comment on function outbox_internal.record_pending(text, bigint) is
   'At COMMIT, changes the number of pending messages of a destination by this much.';
 
-create function outbox_internal.record_ready(
-  destinations text[], partitions smallint[], seqs bigint[], counts bigint[]
-) returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.record_ready(destinations text[], partitions smallint[], seqs bigint[])
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
-  perform outbox_internal.record_shown(l.destination, l.partition, l.seq)
-  from unnest(destinations, partitions, seqs) l (destination, partition, seq);
-  perform outbox_internal.record_pending(l.destination, sum(l.n)::bigint)
-  from unnest(destinations, counts) l (destination, n) group by l.destination;
-  perform outbox_internal.wake(coalesce(sum(c), 0)::bigint, coalesce(partitions, '{}'), coalesce(seqs, '{}'))
-  from unnest(counts) c;
+  perform outbox_internal.record_pending(d, count(*)) from unnest(destinations) d group by d;
+  perform outbox_internal.record_shown(m.destination, m.partition, min(m.seq))
+  from unnest(destinations, partitions, seqs) m (destination, partition, seq) group by m.destination, m.partition;
+  perform outbox_internal.wake(coalesce(sum(l.n), 0)::bigint, coalesce(array_agg(l.partition), '{}'),
+                               coalesce(array_agg(l.first), '{}'))
+  from (select m.partition, min(m.seq) as first, count(*) as n
+        from unnest(destinations, partitions, seqs) m (destination, partition, seq)
+        group by m.destination, m.partition) l;
 end
 $$;
-comment on function outbox_internal.record_ready(text[], smallint[], bigint[], bigint[]) is
-  'At COMMIT, notifies the workers of messages that were put into outbox by hand: of each lane the first seq and how'
-  ' many, which count as pending.';
+comment on function outbox_internal.record_ready(text[], smallint[], bigint[]) is
+  'At COMMIT, counts messages that were put into outbox by hand as pending, and lets the workers read each lane from the'
+  ' first of them on.';
 
 create function outbox_internal.is_taken(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_taken_wrapper';

@@ -43,7 +43,7 @@ returns bigint language plpgsql volatile set search_path = pg_catalog, pg_temp a
 #variable_conflict use_column
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
-  ready record; -- of each lane the first message that came back, and how many
+  ready record; -- the messages that came back
 begin
   with revived as ( -- an older snapshot than outbox_configure() fails here: that call has moved each dead letter
     delete from @extschema@.outbox_dead d where d.ctid = any (tids) returning d.*
@@ -58,14 +58,12 @@ begin
       and outbox_internal.find_row(r.seq, r.destination, partitions) is null
     on conflict do nothing
     returning o.destination, o.partition, o.seq
-  ), lanes as (
-    select b.destination, b.partition, min(b.seq) as low, count(*) as n from back b group by 1, 2
   )
-  select (select count(*) from revived) as revived, array_agg(l.destination) as destinations,
-         array_agg(l.partition) as partitions, array_agg(l.low) as lows, array_agg(l.n) as counts
-    into ready from lanes l;
+  select (select count(*) from revived) as revived, array_agg(b.destination) as destinations,
+         array_agg(b.partition) as partitions, array_agg(b.seq) as seqs
+    into ready from back b;
   if ready.revived > 0 then
-    perform outbox_internal.record_ready(ready.destinations, ready.partitions, ready.lows, ready.counts);
+    perform outbox_internal.record_ready(ready.destinations, ready.partitions, ready.seqs);
   end if;
   return ready.revived;
 end

@@ -28,7 +28,7 @@ declare
   replayed bigint := 0;
   seqs bigint[];
   picked record;
-  ready record; -- of each lane the first message that came back, and how many
+  ready record; -- the messages that came back
   is_last boolean;
 begin
   if outbox_replay.destination is not null and not outbox_internal.destination_exists(outbox_replay.destination) then
@@ -99,13 +99,11 @@ begin
         join unnest(seqs) s (seq) on s.seq = p.seq
         on conflict do nothing
         returning o.destination, o.partition, o.seq
-      ), lanes as (
-        select b.destination, b.partition, min(b.seq) as low, count(*) as n from back b group by 1, 2
       )
-      select coalesce(sum(l.n), 0) as n, array_agg(l.destination) as destinations, array_agg(l.partition) as partitions,
-             array_agg(l.low) as lows, array_agg(l.n) as counts
-        into ready from lanes l;
-      perform outbox_internal.record_ready(ready.destinations, ready.partitions, ready.lows, ready.counts);
+      select count(*) as n, array_agg(b.destination) as destinations, array_agg(b.partition) as partitions,
+             array_agg(b.seq) as seqs
+        into ready from back b;
+      perform outbox_internal.record_ready(ready.destinations, ready.partitions, ready.seqs);
       replayed := replayed + ready.n;
     end if;
     exit when is_last or replayed >= wanted;
