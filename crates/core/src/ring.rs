@@ -2,64 +2,65 @@
 //! a minute, and is cleared when a later period takes its place. A restart of the server clears all.
 
 use std::sync::atomic::{
-    AtomicI64,
+    AtomicI64, AtomicU32,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
 /// A process clears the slot for another period.
 const CLEARING: i64 = -1;
 
-/// The counts of one period: only atomics, and zero is a valid value of each.
-pub trait Counts: Default {
-    fn clear(&self);
-}
-
-/// `SLOTS` periods. Keep at least one more than are read: the slot of a new period replaces the oldest one.
+/// `SLOTS` periods with `COUNTS` numbers each. Keep at least one period more than are read: the slot of a new one replaces
+/// the oldest.
 #[derive(Debug)]
 #[repr(C)]
-pub struct TimeRing<C, const SLOTS: usize>([RingSlot<C>; SLOTS]);
+pub struct TimeRing<const COUNTS: usize, const SLOTS: usize>([RingSlot<COUNTS>; SLOTS]);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[repr(C)]
-struct RingSlot<C> {
+struct RingSlot<const COUNTS: usize> {
     /// The number of the period, counted from 1970, or `CLEARING`. Written by the process that first counts in it.
     number: AtomicI64,
-    counts: C,
+    counts: [AtomicU32; COUNTS],
 }
 
-impl<C: Counts, const SLOTS: usize> Default for TimeRing<C, SLOTS> {
+impl<const COUNTS: usize, const SLOTS: usize> Default for TimeRing<COUNTS, SLOTS> {
     fn default() -> Self {
-        Self(std::array::from_fn(|_| RingSlot::default()))
+        Self(std::array::from_fn(|_| RingSlot {
+            number: AtomicI64::default(),
+            counts: std::array::from_fn(|_| AtomicU32::default()),
+        }))
     }
 }
 
-impl<C: Counts, const SLOTS: usize> TimeRing<C, SLOTS> {
-    fn slot(&self, number: i64) -> &RingSlot<C> {
+impl<const COUNTS: usize, const SLOTS: usize> TimeRing<COUNTS, SLOTS> {
+    fn slot(&self, number: i64) -> &RingSlot<COUNTS> {
         &self.0[number.rem_euclid(SLOTS as i64) as usize]
     }
 
-    /// The counts of the period with this number, to add to. The first process in a period clears the slot. The others
-    /// wait for it, because it would clear what they add. Neither allocates nor fails.
-    pub fn open(&self, number: i64) -> &C {
-        let slot = self.slot(number);
+    /// Adds to the counts of the period with this number, each by its index. The first process in a period clears the
+    /// slot. The others wait for it, because it would clear what they add. Neither allocates nor fails.
+    pub fn add(&self, number: i64, more: impl Iterator<Item = (usize, u32)>) {
+        let RingSlot { number: of, counts } = self.slot(number);
         loop {
-            let known = slot.number.load(Acquire);
+            let known = of.load(Acquire);
             if known == number {
-                return &slot.counts;
+                break;
             }
-            let is_mine = known != CLEARING && (slot.number).compare_exchange(known, CLEARING, AcqRel, Relaxed).is_ok();
-            if is_mine {
-                slot.counts.clear();
-                slot.number.store(number, Release);
-                return &slot.counts;
+            if known != CLEARING && of.compare_exchange(known, CLEARING, AcqRel, Relaxed).is_ok() {
+                counts.iter().for_each(|count| count.store(0, Relaxed));
+                of.store(number, Release);
+                break;
             }
             std::hint::spin_loop(); // for a few stores
+        }
+        for (index, count) in more {
+            counts[index].fetch_add(count, Relaxed);
         }
     }
 
     /// The counts of the period with this number; None if nothing was counted in it.
-    pub fn read(&self, number: i64) -> Option<&C> {
+    pub fn read(&self, number: i64) -> Option<[u32; COUNTS]> {
         let slot = self.slot(number);
-        (slot.number.load(Acquire) == number).then_some(&slot.counts)
+        (slot.number.load(Acquire) == number).then(|| slot.counts.each_ref().map(|count| count.load(Relaxed)))
     }
 }

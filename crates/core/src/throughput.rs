@@ -2,9 +2,8 @@
 //! the views read. `Throughput` is for a database, `History` and `RecentTimes` are for a destination.
 
 use crate::latency::{self, BUCKETS};
-use crate::ring::{Counts, TimeRing};
+use crate::ring::TimeRing;
 use crate::settle::Ended;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 const SECOND_US: i64 = 1_000_000;
 const MINUTE_US: i64 = 60 * SECOND_US;
@@ -16,79 +15,21 @@ const LONG_MINUTES: i64 = 10;
 /// Percentiles are of the last five whole minutes and the current one.
 const RECENT_MINUTES: i64 = 6;
 
-/// The throughput of a database, by the minute.
-pub type Throughput = TimeRing<DatabaseMinute, 64>;
-
-/// The counts of one minute of a database.
-#[derive(Debug, Default)]
-#[repr(C)]
-pub struct DatabaseMinute {
-    ended: EndedCounts,
-    /// Confirmed messages by delivery time.
-    times: TimeBuckets,
-}
-
-impl Counts for DatabaseMinute {
-    fn clear(&self) {
-        self.ended.clear();
-        self.times.clear();
-    }
-}
-
 /// The numbers of messages that ended in a period: published, retried, and failed, which are dead letters, including
 /// expired messages.
-#[derive(Debug, Default)]
-#[repr(C)]
-pub struct EndedCounts([AtomicU32; 3]);
+const ENDED: usize = 3;
 
-impl Counts for EndedCounts {
-    fn clear(&self) {
-        self.0.iter().for_each(|count| count.store(0, Relaxed));
-    }
+fn ended_counts(ended: &Ended) -> impl Iterator<Item = (usize, u32)> {
+    let counts = [ended.published, ended.retried, ended.all_dead()];
+    counts
+        .map(|count| u32::try_from(count).unwrap_or(u32::MAX))
+        .into_iter()
+        .enumerate()
 }
 
-impl EndedCounts {
-    fn add(&self, ended: &Ended) {
-        for (count, more) in self.0.iter().zip([ended.published, ended.retried, ended.all_dead()]) {
-            count.fetch_add(u32::try_from(more).unwrap_or(u32::MAX), Relaxed);
-        }
-    }
-
-    fn read(&self) -> [i64; 3] {
-        std::array::from_fn(|index| i64::from(self.0[index].load(Relaxed)))
-    }
-}
-
-/// Confirmed messages by delivery time; see `latency::bucket`.
-#[derive(Debug)]
-#[repr(C)]
-pub struct TimeBuckets([AtomicU32; BUCKETS]);
-
-impl Default for TimeBuckets {
-    fn default() -> Self {
-        Self(std::array::from_fn(|_| AtomicU32::new(0)))
-    }
-}
-
-impl Counts for TimeBuckets {
-    fn clear(&self) {
-        self.0.iter().for_each(|count| count.store(0, Relaxed));
-    }
-}
-
-impl TimeBuckets {
-    fn add(&self, times: &DeliveryTimes) {
-        for (bucket, count) in times.counts() {
-            self.0[bucket].fetch_add(count, Relaxed);
-        }
-    }
-
-    fn add_to(&self, sums: &mut [u64; BUCKETS]) {
-        for (sum, count) in sums.iter_mut().zip(&self.0) {
-            *sum += u64::from(count.load(Relaxed));
-        }
-    }
-}
+/// The throughput of a database, by the minute: what ended, and the confirmed messages by delivery time (see
+/// `latency::bucket`).
+pub type Throughput = TimeRing<{ ENDED + BUCKETS }, 64>;
 
 /// Delivery times that one process collects until it settles. So it writes to the shared counters once per batch.
 #[derive(Clone, Debug)]
@@ -127,12 +68,13 @@ impl DeliveryTimes {
 impl Throughput {
     /// Neither allocates nor fails.
     pub fn count(&self, ended: &Ended, now_us: i64) {
-        self.open(now_us.div_euclid(MINUTE_US)).ended.add(ended);
+        self.add(now_us.div_euclid(MINUTE_US), ended_counts(ended));
     }
 
     /// Adds the collected times. Neither allocates nor fails.
     pub fn count_times(&self, times: &DeliveryTimes, now_us: i64) {
-        self.open(now_us.div_euclid(MINUTE_US)).times.add(times);
+        let counts = times.counts().map(|(bucket, count)| (ENDED + bucket, count));
+        self.add(now_us.div_euclid(MINUTE_US), counts);
     }
 
     /// Five numbers for each minute that is shown, the oldest first: its start in s since 1970, published, retried,
@@ -144,9 +86,8 @@ impl Throughput {
             let Some(minute) = self.read(number) else {
                 return [start, Some(0.0), Some(0.0), Some(0.0), None];
             };
-            let [published, retried, failed] = minute.ended.read().map(|count| Some(count as f64));
-            let mut times = [0; BUCKETS];
-            minute.times.add_to(&mut times);
+            let [published, retried, failed] = [0, 1, 2].map(|index| Some(f64::from(minute[index])));
+            let times = std::array::from_fn(|bucket| u64::from(minute[ENDED + bucket]));
             [start, published, retried, failed, latency::percentile_ms(&times, 0.95)]
         });
         rows.flatten().collect()
@@ -154,22 +95,24 @@ impl Throughput {
 }
 
 /// Delivery times of the last minutes of a destination.
-pub type RecentTimes = TimeRing<TimeBuckets, 8>;
+pub type RecentTimes = TimeRing<BUCKETS, 8>;
 
 impl RecentTimes {
     /// Adds the collected times. Neither allocates nor fails.
     pub fn count_times(&self, times: &DeliveryTimes, now_us: i64) {
-        self.open(now_us.div_euclid(MINUTE_US)).add(times);
+        self.add(now_us.div_euclid(MINUTE_US), times.counts());
     }
 
     /// The numbers of confirmed messages by delivery time, in the last five whole minutes and the current one.
     pub fn recent(&self, now_us: i64) -> [u64; BUCKETS] {
         let now = now_us.div_euclid(MINUTE_US);
-        let mut sums = [0; BUCKETS];
-        (now + 1 - RECENT_MINUTES..=now)
-            .filter_map(|number| self.read(number))
-            .for_each(|times| times.add_to(&mut sums));
-        sums
+        let minutes = (now + 1 - RECENT_MINUTES..=now).filter_map(|number| self.read(number));
+        minutes.fold([0; BUCKETS], |mut sums, times| {
+            sums.iter_mut()
+                .zip(times)
+                .for_each(|(sum, count)| *sum += u64::from(count));
+            sums
+        })
     }
 }
 
@@ -177,20 +120,20 @@ impl RecentTimes {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct History {
-    minutes: TimeRing<EndedCounts, 64>,
-    long: TimeRing<EndedCounts, 160>,
+    minutes: TimeRing<ENDED, 64>,
+    long: TimeRing<ENDED, 160>,
 }
 
 /// What a database or a destination published, and the attempts that failed, by the second.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct LastMinute(TimeRing<EndedCounts, 64>);
+pub struct LastMinute(TimeRing<ENDED, 64>);
 
 impl LastMinute {
     /// Neither allocates nor fails.
     pub fn count(&self, ended: &Ended, now_us: i64) {
         let attempts = Ended { expired: 0, ..*ended };
-        self.0.open(now_us.div_euclid(SECOND_US)).add(&attempts);
+        self.0.add(now_us.div_euclid(SECOND_US), ended_counts(&attempts));
     }
 
     /// What was published, and the attempts that failed, in the last 60 whole seconds.
@@ -198,7 +141,7 @@ impl LastMinute {
         let now = now_us.div_euclid(SECOND_US);
         let seconds = (now - 60..now).filter_map(|number| self.0.read(number));
         seconds.fold([0; 2], |[published, failed], second| {
-            let [more, retried, dead] = second.read().map(|count| count as u64);
+            let [more, retried, dead] = second.map(u64::from);
             [published + more, failed + retried + dead]
         })
     }
@@ -208,8 +151,8 @@ impl History {
     /// Neither allocates nor fails.
     pub fn count(&self, ended: &Ended, now_us: i64) {
         let minute = now_us.div_euclid(MINUTE_US);
-        self.minutes.open(minute).add(ended);
-        self.long.open(minute.div_euclid(LONG_MINUTES)).add(ended);
+        self.minutes.add(minute, ended_counts(ended));
+        self.long.add(minute.div_euclid(LONG_MINUTES), ended_counts(ended));
     }
 
     /// Five numbers for each period in which a message ended, the oldest first: its start in s since 1970, its length in s,
@@ -217,10 +160,10 @@ impl History {
     pub fn shown(&self, now_us: i64) -> Vec<i64> {
         let minute = now_us.div_euclid(MINUTE_US);
         let period = minute.div_euclid(LONG_MINUTES);
-        let row = |ended: Option<&EndedCounts>, start_s, width_s| {
-            let counts = ended?.read();
+        let row = |ended: Option<[u32; ENDED]>, start_s, width_s| {
+            let counts = ended?.map(i64::from);
             let [published, retried, failed] = counts;
-            (counts != [0; 3]).then_some([start_s, width_s, published, retried, failed])
+            (counts != [0; ENDED]).then_some([start_s, width_s, published, retried, failed])
         };
         let long_s = LONG_MINUTES * 60;
         let long = (period + 1 - LONG_SHOWN..=period).filter_map(|n| row(self.long.read(n), n * long_s, long_s));
