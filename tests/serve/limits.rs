@@ -204,7 +204,11 @@ fn pages_that_are_opened_again_and_again_do_not_make_the_monitor_read_more_often
     cluster.set_conf("log_statement", "all");
     let from = cluster.log_offset();
     let monitor = Monitor::start(&cluster, &[]);
-    let readings = || cluster.log()[from..].matches("z where z.destination = s.destination").count();
+    let readings = || {
+        cluster.log()[from..]
+            .matches("z where z.destination = s.destination")
+            .count()
+    };
     wait_until("a monitor without viewers", LONG, || {
         let metrics = monitor.page("/metrics");
         let age = metrics
