@@ -162,7 +162,9 @@ pub fn ready(destination: &str, partition: Partition, seq: i64, handoff: Option<
 
 /// Whether this number of further messages of this transaction may take the fast path.
 pub fn may_use_fast_path(count: usize) -> bool {
-    !nesting::is_inner() && TRANSACTION.with_borrow(|transaction| fast_path::is_room(transaction.handoffs, count))
+    fast_path::is_on()
+        && !nesting::is_inner()
+        && TRANSACTION.with_borrow(|transaction| fast_path::is_room(transaction.handoffs, count))
 }
 
 /// This transaction put a message where views look for waiting messages.

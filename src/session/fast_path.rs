@@ -6,8 +6,9 @@
 //! | condition | checked in |
 //! |---|---|
 //! | outbox.fast_path is on, and there is shared memory | `is_on` |
-//! | the message is due now, and never expires | the statement |
-//! | its transaction has few other messages | `is_room` |
+//! | the message is due now, and never expires | `Times::are_unset` |
+//! | its transaction has few others on the fast path | `is_room` |
+//! | no captured statement inside another one made it | `effects::may_use_fast_path` |
 //! | its event is in outbox_events, is small and can be read | `may_fit`, `stored`, `Inserted::handoff` |
 //! | COMMIT waits until the transaction is on disk | `copy_to_slot` |
 //! | its rows are still as they were written | `copy_to_slot` |
@@ -64,8 +65,11 @@ pub struct Inserted {
 }
 
 /// The columns from which [`stored`] reads an event `e`: whether it is small enough, its ctid, and the columns of
-/// `event_text`. A statement without them takes an eighth less time.
-pub fn event_columns() -> String {
+/// `event_text`; empty if no event is wanted, because a statement without them takes an eighth less time.
+pub fn event_columns(is_wanted: bool) -> String {
+    if !is_wanted {
+        return String::new();
+    }
     let fits = format!("e.body_bytes operator(pg_catalog.<) {BYTES}");
     format!(", {fits}, e.ctid, {}", event::columns_sql(&fits))
 }

@@ -84,8 +84,7 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
     partition.map_or(Ok(()), |partition| partitioning.check(partition))?;
     let (keys, mut found) = match source::of(statements)? {
         None => {
-            let is_due_and_stays = times.available_at.is_none() && times.expires_at.is_none();
-            let by_fast_path = is_due_and_stays && fast_path::is_on() && effects::may_use_fast_path(seqs.len());
+            let by_fast_path = times.are_unset() && effects::may_use_fast_path(seqs.len());
             let found = read_events(statements, seqs, by_fast_path)?;
             let mut missing = seqs.iter().filter(|seq| !found.contains_key(seq)).peekable();
             let keys = match keys {
@@ -238,11 +237,7 @@ fn read_events(statements: &Statements, seqs: &[i64], by_fast_path: bool) -> Res
             let sql = format!(
                 "select e.seq, e.aggregate_type, e.aggregate_id{} from {}.outbox_events e
                  where e.ctid operator(pg_catalog.=) any ($1::pg_catalog.tid[]) for key share",
-                if by_fast_path {
-                    fast_path::event_columns()
-                } else {
-                    String::new()
-                },
+                fast_path::event_columns(by_fast_path),
                 statements.schema
             );
             let types = [PgOid::from(PgBuiltInOids::TEXTARRAYOID)];

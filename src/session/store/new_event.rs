@@ -25,6 +25,11 @@ pub struct Times {
 }
 
 impl Times {
+    /// Whether the message is due now and never expires.
+    pub fn are_unset(self) -> bool {
+        self.available_at.is_none() && self.expires_at.is_none()
+    }
+
     pub fn of(args: &Args) -> Self {
         Self {
             available_at: args.time(AVAILABLE_AT),

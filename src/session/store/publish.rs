@@ -36,8 +36,7 @@ pub fn publish(call: Call, events: &[Keyed], destination: &str, times: Times) ->
         }
         let announced = transactions::announce(events.iter().map(|(_, key)| key.as_deref().map(crc32)));
         let partitioning = Partitioning::read(statements)?;
-        let is_due_and_stays = times.available_at.is_none() && times.expires_at.is_none();
-        let by_fast_path = is_due_and_stays && effects::may_use_fast_path(events.len()) && fast_path::is_on();
+        let by_fast_path = times.are_unset() && effects::may_use_fast_path(events.len());
         let publish = Publish {
             statements,
             partitioning,
@@ -172,11 +171,7 @@ impl Publish<'_> {
             let insert =
                 self.statements.insert_events[usize::from(self.by_fast_path)][usize::from(is_one)].get_or(|| {
                     let table = format!("{}.outbox_events", self.statements.schema);
-                    let event = if self.by_fast_path {
-                        fast_path::event_columns()
-                    } else {
-                        String::new()
-                    };
+                    let event = fast_path::event_columns(self.by_fast_path);
                     let returning = format!("returning e.seq, e.body_bytes{event}");
                     rows::prepare_insert(client, &EVENT, &table, is_one, &[], &[], &returning)
                 })?;
