@@ -162,23 +162,23 @@ pub fn role_oid(name: &CStr) -> u32 {
 
 /// Locks the extension until the end of this transaction, so that it cannot be dropped before. Returns its OID; None =
 /// there is none. DROP EXTENSION takes a lock on the same object first, so it and a worker cannot deadlock.
-pub fn hold_extension(name: &CStr) -> Option<u32> {
+pub fn lock_extension(name: &CStr) -> Option<u32> {
     // SAFETY: inside a transaction, on the main thread.
     unsafe {
         let before = pg_sys::get_extension_oid(name.as_ptr(), true);
         if before == pg_sys::InvalidOid {
             return None;
         }
-        hold_extension_with(before.to_u32());
+        lock_extension_with(before.to_u32());
         pg_sys::AcceptInvalidationMessages();
         (pg_sys::get_extension_oid(name.as_ptr(), true) == before).then(|| before.to_u32())
     }
 }
 
 /// Locks an extension with a known OID until the end of this transaction. Returns whether `table`, one of its tables,
-/// still exists. This costs one cache lookup, while `hold_extension` reads a catalog twice.
-pub fn hold_known_extension(extension: u32, table: u32) -> bool {
-    hold_extension_with(extension);
+/// still exists. This costs one cache lookup, while `lock_extension` reads a catalog twice.
+pub fn lock_known_extension(extension: u32, table: u32) -> bool {
+    lock_extension_with(extension);
     // SAFETY: a syscache lookup; taking the lock has brought the caches up to date.
     unsafe {
         pg_sys::SearchSysCacheExists(
@@ -192,7 +192,7 @@ pub fn hold_known_extension(extension: u32, table: u32) -> bool {
 }
 
 /// Locks an extension with a known OID until the end of this transaction, without a check that it still exists.
-pub fn hold_extension_with(oid: u32) {
+pub fn lock_extension_with(oid: u32) {
     // SAFETY: inside a transaction, on the main thread. A second call in the same transaction costs next to nothing.
     unsafe {
         pg_sys::LockDatabaseObject(
@@ -244,7 +244,7 @@ pub fn extension(name: &CStr) -> Extension {
 }
 
 /// Locks a table with ACCESS SHARE until the end of this transaction, so that it cannot be dropped or altered.
-pub fn hold_table(oid: u32) {
+pub fn lock_table(oid: u32) {
     // SAFETY: inside a transaction, on the main thread.
     unsafe { pg_sys::LockRelationOid(oid.into(), pg_sys::AccessShareLock as i32) }
 }

@@ -7,7 +7,7 @@ use crate::event;
 use crate::pg::args::{Args, Integers, JsonText, Jsonb, Legible, SqlText, SqlTexts, Utf8};
 use crate::pg::catalog::{self, Oid};
 use crate::pg::clock::{now_us, since_1970};
-use crate::pg::lanes::{self, OutboxLanes};
+use crate::pg::lane_scan::{self, OutboxLanes};
 use crate::pg::{latch, signals, trigger, txn};
 use crate::session::checks::{
     check_enqueue, check_event, check_max_pending, check_times, missing_seq, partition_of_label, routing_template,
@@ -22,7 +22,7 @@ use crate::session::{capture, effects, source, utility};
 use crate::shared::databases;
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fast_path;
-use crate::shared::lanes::Class;
+use crate::shared::rewinds::RewindGroup;
 use crate::shared::{floors, launcher, statistics, transactions, workers};
 use crate::store::source::by_sql::Criteria;
 use crate::store::source::{PARTS, Source};
@@ -226,7 +226,7 @@ fn outbox_wake(more_waiting: i64, partitions: Integers, seqs: Integers) {
     effects::changed_by_hand();
     for (partition, seq) in partitions.0.into_iter().zip(seqs.0) {
         if let Ok(partition) = Partition::new(partition) {
-            Class::all().for_each(|class| effects::read_again(class, partition, seq));
+            RewindGroup::all().for_each(|group| effects::read_again(group, partition, seq));
         }
     }
 }
@@ -235,7 +235,7 @@ fn outbox_wake(more_waiting: i64, partitions: Integers, seqs: Integers) {
 #[pg_extern(sql = false)]
 fn outbox_record_shown(destination: SqlText, partition: i16, seq: i64) -> bool {
     if let Ok(partition) = Partition::new(i64::from(partition)) {
-        effects::is_shown(&destination, partition, seq);
+        effects::record_shown(&destination, partition, seq);
     }
     true
 }
@@ -441,7 +441,7 @@ fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<SqlText>
 #[pg_extern(sql = false)]
 fn outbox_first_dead(blocks: bool, fcinfo: pg_sys::FunctionCallInfo) -> Option<i64> {
     let table = statements(fcinfo).dead_table;
-    let first = |floor| lanes::first_dead(table, blocks, floor);
+    let first = |floor| lane_scan::first_dead(table, blocks, floor);
     match databases::my_database() {
         Some(database) => database.floors.read_dead(blocks, first),
         None => first(0),

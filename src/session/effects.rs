@@ -11,7 +11,7 @@ use crate::session::{fast_path, nesting};
 use crate::shared::databases::{self, DatabaseEntry};
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fast_path::Handoff;
-use crate::shared::lanes::Class;
+use crate::shared::rewinds::RewindGroup;
 use crate::shared::{floors, statistics, transactions, waiters};
 use outbox_core::nested::{Absorb, Nested};
 use outbox_core::partition::Partition;
@@ -32,7 +32,7 @@ struct Effects {
     /// The change of the number of pending messages of each destination, by its number.
     pending: BTreeMap<u64, i64>,
     /// The seq from which each lane is to be read again.
-    lows: BTreeMap<(Class, Partition), i64>,
+    lows: BTreeMap<(RewindGroup, Partition), i64>,
     /// The lowest seq in each lane of a destination, by its number, and the name of the destination: for views.
     firsts: BTreeMap<(u64, Partition), (String, i64)>,
     /// Messages that may take the fast path.
@@ -149,14 +149,14 @@ fn add_error(errors: &mut Vec<FailureGroup>, error: FailureGroup) {
 
 /// This transaction made a message ready for delivery. It takes the fast path if there is a handoff.
 pub fn ready(destination: &str, partition: Partition, seq: i64, handoff: Option<Handoff>) {
-    is_shown(destination, partition, seq);
+    record_shown(destination, partition, seq);
     nesting::enqueued(destination, partition, seq);
     match handoff {
         Some(handoff) => {
             record(|effects| effects.handoffs.push(handoff));
             TRANSACTION.with_borrow_mut(|transaction| transaction.handoffs += 1);
         }
-        None => read_again(Class::of(destination), partition, seq),
+        None => read_again(RewindGroup::of(destination), partition, seq),
     }
 }
 
@@ -168,7 +168,7 @@ pub fn may_use_fast_path(count: usize) -> bool {
 }
 
 /// This transaction put a message where views look for waiting messages.
-pub fn is_shown(destination: &str, partition: Partition, seq: i64) {
+pub fn record_shown(destination: &str, partition: Partition, seq: i64) {
     let lane = (statistics::number_of(destination), partition);
     record(|effects| {
         let (_, first) = effects
@@ -189,10 +189,10 @@ pub fn dead_changed(by: [i64; 2], seq: i64) {
     });
 }
 
-/// After this transaction a lane of this class must be read again from this seq.
-pub fn read_again(class: Class, partition: Partition, seq: i64) {
+/// After this transaction a lane of this group must be read again from this seq.
+pub fn read_again(group: RewindGroup, partition: Partition, seq: i64) {
     record(|effects| {
-        let low = effects.lows.entry((class, partition)).or_insert(seq);
+        let low = effects.lows.entry((group, partition)).or_insert(seq);
         *low = seq.min(*low);
     });
 }
@@ -424,8 +424,8 @@ impl Effects {
             database.changes_by_hand.advance(); // before a slot is ready: a worker takes none before it has read the change
         }
         fast_path::hand_over(database, &mut self.handoffs);
-        for ((class, partition), low) in &self.lows {
-            database.rewind_to(*class, *partition, *low);
+        for ((group, partition), low) in &self.lows {
+            database.rewind_to(*group, *partition, *low);
         }
         database.pending.add(self.enqueued);
         self.record_expiry(database);

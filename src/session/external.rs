@@ -7,7 +7,7 @@ use crate::error::{UserError, internal};
 use crate::pg::args::{Integers, SqlText};
 use crate::pg::clock::now_us;
 use crate::pg::{bgworker, catalog, latch, security, signals, txn};
-use crate::shared::lanes::Class;
+use crate::shared::rewinds::RewindGroup;
 use crate::shared::statistics::{self, DestinationStats};
 use crate::shared::{MAX_WORKERS, databases, launcher, lifecycle, transactions, workers};
 use crate::store::standbys;
@@ -179,8 +179,8 @@ fn outbox_work_rewinds(partitions: Integers) -> Vec<i64> {
     let database = databases::my_database();
     transactions::reap();
     as_me(|me| {
-        lows(&partitions.0, |class, partition| {
-            database?.take_rewind(class, partition, me.slot)
+        lows(&partitions.0, |group, partition| {
+            database?.take_rewind(group, partition, me.slot)
         })
     })
 }
@@ -199,19 +199,19 @@ fn outbox_work_shared_state(partitions: Integers) -> Vec<i64> {
     }
     // Read after the transactions: a transaction that has left the list has published before where it wrote.
     let database = databases::my_database();
-    flat.extend(lows(&partitions.0, |class, partition| {
-        database?.peek_rewind(class, partition)
+    flat.extend(lows(&partitions.0, |group, partition| {
+        database?.peek_rewind(group, partition)
     }));
     flat
 }
 
-/// The classes that a worker outside distinguishes: the default destination is a separate class.
-fn lows(partitions: &[i64], low: impl Fn(Class, Partition) -> Option<i64>) -> Vec<i64> {
-    let default = Class::of(outbox_worker::DEFAULT_DESTINATION);
+/// The groups that a worker outside distinguishes: the default destination is a separate group.
+fn lows(partitions: &[i64], low: impl Fn(RewindGroup, Partition) -> Option<i64>) -> Vec<i64> {
+    let default = RewindGroup::of(outbox_worker::DEFAULT_DESTINATION);
     let of = |partition: Option<Partition>| {
-        let (of_default, of_others): (Vec<_>, Vec<_>) = Class::all().partition(|class| *class == default);
-        [of_default, of_others].map(|classes| {
-            let lows = classes.into_iter().filter_map(|class| low(class, partition?));
+        let (of_default, of_others): (Vec<_>, Vec<_>) = RewindGroup::all().partition(|group| *group == default);
+        [of_default, of_others].map(|groups| {
+            let lows = groups.into_iter().filter_map(|group| low(group, partition?));
             lows.collect::<Vec<i64>>().into_iter().min().unwrap_or(NOTHING)
         })
     };

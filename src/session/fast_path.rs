@@ -23,7 +23,7 @@ use crate::pg::spi::{SpiError, SpiHeapTupleData, SpiResult};
 use crate::pg::xact;
 use crate::shared::databases::DatabaseEntry;
 use crate::shared::fast_path::{self, BYTES, Handoff};
-use crate::shared::lanes::Class;
+use crate::shared::rewinds::RewindGroup;
 use outbox_core::engine::RowId;
 use outbox_core::handoff;
 use outbox_core::message::{Event, Pointer};
@@ -136,7 +136,7 @@ impl Inserted {
             return None;
         }
         Some(Handoff {
-            class: Class::of(destination),
+            group: RewindGroup::of(destination),
             partition: self.partition,
             seq: self.seq,
             destination: crc32(destination),
@@ -168,8 +168,8 @@ pub fn copy_to_slot(handoffs: &mut [Handoff]) {
 pub fn hand_over(database: &DatabaseEntry, handoffs: &mut [Handoff]) {
     for handoff in handoffs {
         let slot_id = handoff.slot_id.take();
-        if !slot_id.is_some_and(|slot_id| fast_path::ready(slot_id, handoff.class, handoff.partition)) {
-            database.rewind_to(handoff.class, handoff.partition, handoff.seq);
+        if !slot_id.is_some_and(|slot_id| fast_path::ready(slot_id, handoff.group, handoff.partition)) {
+            database.rewind_to(handoff.group, handoff.partition, handoff.seq);
         }
     }
 }

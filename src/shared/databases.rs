@@ -3,9 +3,9 @@
 
 use super::fields::{EventCount, Flag, OptionalI64, RowCount};
 use super::floors::ViewFloors;
-use super::lanes::{Class, LaneRewinds, Rewind};
 use super::maintenance::MaintenanceState;
 use super::requests::RequestSlot;
+use super::rewinds::{LaneRewinds, Rewind, RewindGroup};
 use super::workers::{self, WorkerEntry};
 use super::{MAX_DATABASES, launcher, waiters};
 use crate::pg::catalog;
@@ -286,35 +286,35 @@ fn all() -> &'static [DatabaseEntry] {
 impl DatabaseEntry {
     /// Makes a lane be read again from this seq, because a message with it is visible in the partition. Called in the
     /// commit callback.
-    pub fn rewind_to(&self, class: Class, partition: Partition, seq: i64) {
-        if let Some(lane) = self.lanes.of(class, partition) {
+    pub fn rewind_to(&self, group: RewindGroup, partition: Partition, seq: i64) {
+        if let Some(lane) = self.lanes.of(group, partition) {
             lane.lower(seq);
         }
     }
 
     /// Makes `worker` the only reader of the partition from now on.
     pub fn own_lanes(&self, partition: Partition, worker: &WorkerEntry) {
-        for lane in Class::all().filter_map(|class| self.lanes.of(class, partition)) {
+        for lane in RewindGroup::all().filter_map(|group| self.lanes.of(group, partition)) {
             lane.own(u64::from(worker.entry()));
         }
     }
 
     /// The entry of the worker that reads a lane, as its index + 1. None if that worker is not in this server, or not
     /// alive.
-    pub fn reader_in_server(&self, class: Class, partition: Partition) -> Option<u32> {
-        let entry = self.lanes.of(class, partition)?.owner();
+    pub fn reader_in_server(&self, group: RewindGroup, partition: Partition) -> Option<u32> {
+        let entry = self.lanes.of(group, partition)?.owner();
         let worker = workers::with_entry(entry)?;
         (worker.is_of(self.oid.load(Relaxed)) && worker.is_in_server()).then_some(entry)
     }
 
     /// Takes the seq from which the owner must read the lane again, if there is one.
-    pub fn take_rewind(&self, class: Class, partition: Partition, worker: &WorkerEntry) -> Option<i64> {
-        self.lanes.of(class, partition)?.take(u64::from(worker.entry()))
+    pub fn take_rewind(&self, group: RewindGroup, partition: Partition, worker: &WorkerEntry) -> Option<i64> {
+        self.lanes.of(group, partition)?.take(u64::from(worker.entry()))
     }
 
     /// Returns the seq from which the owner must read the lane again, if there is one, without taking it.
-    pub fn peek_rewind(&self, class: Class, partition: Partition) -> Option<i64> {
-        self.lanes.of(class, partition)?.peek()
+    pub fn peek_rewind(&self, group: RewindGroup, partition: Partition) -> Option<i64> {
+        self.lanes.of(group, partition)?.peek()
     }
 
     /// Records that messages ended, or that an operator changed the waiting messages, and wakes the sessions that wait.

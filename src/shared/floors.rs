@@ -13,7 +13,7 @@
 //!
 //! A transaction that recorded nothing was visible before that search began, so the search meets its lane.
 
-use crate::pg::lanes::{FirstRow, OutboxLanes};
+use crate::pg::lane_scan::{FirstRow, OutboxLanes};
 use crate::pg::shmem::{Shareable, SharedStruct, ShortText, SpinLock};
 use crate::pg::{catalog, xact};
 use crate::shared::free_but;

@@ -8,7 +8,6 @@ use crate::pg::clock::now_us;
 use crate::pg::shmem::{Shareable, SharedStruct, SpinLock};
 use crate::shared::fields::{EventCount, Flag, RowCount};
 use crate::shared::free_but;
-use outbox_core::engine::Settlement;
 use outbox_core::latency::{self, BUCKETS};
 use outbox_core::settle::Ended;
 use outbox_core::throughput::{DeliveryTimes, History, LastMinute, RecentTimes};
@@ -100,6 +99,20 @@ impl Destinations {
 }
 
 impl DestinationEntry {
+    fn settled(&self, ended: &Ended, now_us: i64) {
+        self.count(ended, now_us);
+        self.pending.add(-(ended.gone() as i64));
+    }
+
+    fn count(&self, ended: &Ended, now_us: i64) {
+        self.failed.fetch_add(ended.failed(), Relaxed);
+        self.released.fetch_add(ended.released, Relaxed);
+        self.published.fetch_add(ended.published, Relaxed);
+        self.dead.fetch_add(ended.all_dead(), Relaxed);
+        self.last_minute.count(ended, now_us);
+        self.history.count(ended, now_us);
+    }
+
     fn free_if_over(&self) {
         if self.gone.is_set() && self.workers.load(Relaxed) <= 0 {
             self.database.store(0, SeqCst);
@@ -179,24 +192,17 @@ impl DestinationStats {
         entry.recent.count_times(took, now_us);
     }
 
-    pub fn settled(&self, batch: &[Settlement], now_us: i64) {
-        let mut ended = Ended::default();
-        batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
-        self.count(&ended, now_us);
+    pub fn settled(&self, ended: &Ended, now_us: i64) {
         if let Some(entry) = self.entry {
-            entry.pending.add(-(ended.gone() as i64));
+            entry.settled(ended, now_us);
         }
     }
 
     /// Counts what ended. Does not change `pending`.
     pub fn count(&self, ended: &Ended, now_us: i64) {
-        let Some(entry) = self.entry else { return };
-        entry.failed.fetch_add(ended.failed(), Relaxed);
-        entry.released.fetch_add(ended.released, Relaxed);
-        entry.published.fetch_add(ended.published, Relaxed);
-        entry.dead.fetch_add(ended.all_dead(), Relaxed);
-        entry.last_minute.count(ended, now_us);
-        entry.history.count(ended, now_us);
+        if let Some(entry) = self.entry {
+            entry.count(ended, now_us);
+        }
     }
 }
 
@@ -290,11 +296,10 @@ pub fn forget_databases_but(alive: &[u32]) {
     }
 }
 
-/// Counts messages of a destination of this database that expired before a worker claimed them. Called by maintenance.
-pub fn expired(destination: &str, count: i64) {
+/// Counts messages of a destination of this database that ended without a worker. Called by maintenance.
+pub fn settled(destination: &str, ended: &Ended, now_us: i64) {
     if let Some(entry) = entry_of(number_of(destination)) {
-        entry.dead.fetch_add(count as u64, Relaxed);
-        entry.pending.add(-count);
+        entry.settled(ended, now_us);
     }
 }
 

@@ -12,7 +12,7 @@
 use super::process;
 use super::store::Store;
 use super::store::maintenance::Expired;
-use super::transaction::{self, held_transaction, in_transaction, remember_table};
+use super::transaction::{self, in_transaction, in_transaction_within, remember_table};
 use crate::config::Settings;
 use crate::limits::STATEMENT_TIMEOUT_MS;
 use crate::pg::clock::now_us;
@@ -174,7 +174,7 @@ impl Maintenance {
             false => COUNT_ROWS_MAX,
         };
         state.pending_seen.set(Some(before));
-        let counted = held_transaction(c"outbox: count", COUNT_TIMEOUT_MS, Durability::Relaxed, || {
+        let counted = in_transaction_within(c"outbox: count", COUNT_TIMEOUT_MS, Durability::Relaxed, || {
             let counted = store.count_pending(limit)?;
             let sum: i64 = counted.iter().map(|counted| counted.messages).sum();
             let all = match sum < limit {
@@ -213,7 +213,7 @@ impl Maintenance {
         if database.dead[0].get().is_some_and(|dead| dead >= COUNT_ROWS_MAX) {
             return;
         }
-        let counted = held_transaction(
+        let counted = in_transaction_within(
             c"outbox: count dead letters",
             COUNT_TIMEOUT_MS,
             Durability::Relaxed,
@@ -296,10 +296,11 @@ impl Maintenance {
         let step = attempt(c"outbox: expire messages", || store.expire(block, EXPIRY_BLOCKS, ROWS))?;
         if !step.counts.is_empty() {
             let sum: i64 = step.counts.iter().map(|(_, count)| count).sum();
-            self.database.settled(&Ended::of(0, 0, sum), now_us());
+            let now_us = now_us();
+            self.database.settled(&Ended::of(0, 0, sum), now_us);
             for (destination, count) in &step.counts {
                 pgrx::log!("outbox maintenance, destination {destination}: {count} messages have expired");
-                statistics::expired(destination, *count);
+                statistics::settled(destination, &Ended::of(0, 0, *count), now_us);
                 error_groups::record(&FailureGroup::of_messages(destination, EXPIRED, true, 0, *count as u64));
             }
             if step.blocking {

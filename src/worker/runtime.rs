@@ -2,17 +2,17 @@
 //! settings and the log. Runs on the main thread of a worker.
 
 use super::context::WorkerContext;
-use super::transaction::{self, LAST_TRANSACTION_MS, held_transaction, in_transaction};
+use super::transaction::{self, LAST_TRANSACTION_MS, in_transaction, in_transaction_within};
 use crate::config::Settings;
 use crate::pg::clock::now_us;
 use crate::pg::txn::{Durability, TransactionFailure};
 use crate::pg::{bgworker, catalog, signals};
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fast_path;
-use crate::shared::lanes::Class;
+use crate::shared::rewinds::RewindGroup;
 use crate::shared::{databases, statistics, transactions};
 use crate::store::standbys;
-use outbox_core::engine::{Claimed, DueCounters, Held, Memory, Settlement, Sharing, SlotId};
+use outbox_core::engine::{Claimed, DueCounters, HeldLease, Memory, Sharing, SlotId};
 use outbox_core::lease::Lease;
 use outbox_core::message::Pointer;
 use outbox_core::open_transactions::OpenTransaction;
@@ -242,8 +242,8 @@ impl outbox_worker::Runtime for ServerRuntime {
             let plan = plan(&workers, &store.protocol.leases()?);
             store.release(&plan.release)?;
             let renewed = store.renew(&plan.renew, ttl_s)?;
-            let is_renewed = |(partition, _): &Held| renewed.contains(partition);
-            let mut held: Vec<Held> = plan.renew.into_iter().filter(is_renewed).collect();
+            let is_renewed = |(partition, _): &HeldLease| renewed.contains(partition);
+            let mut held: Vec<HeldLease> = plan.renew.into_iter().filter(is_renewed).collect();
             let new = store.take(&plan.take, ttl_s)?;
             held.extend(&new);
             held.sort_unstable();
@@ -286,7 +286,7 @@ impl outbox_worker::Runtime for ServerRuntime {
 
     fn leave(&self) -> Result<(), TransactionFailure> {
         let leave = || self.context.store.protocol.leave();
-        held_transaction(c"outbox: leave", LAST_TRANSACTION_MS, Durability::Relaxed, leave)
+        in_transaction_within(c"outbox: leave", LAST_TRANSACTION_MS, Durability::Relaxed, leave)
     }
 
     // ---- standbys ---------------------------------------------------------------------------------------------------
@@ -297,19 +297,24 @@ impl outbox_worker::Runtime for ServerRuntime {
 
     // ---- shared memory ----------------------------------------------------------------------------------------------
 
-    fn take_rewinds(&self, destination: &str, leases: &[Held]) -> Result<Vec<(Partition, i64)>, TransactionFailure> {
+    fn take_rewinds(
+        &self,
+        destination: &str,
+        leases: &[HeldLease],
+    ) -> Result<Vec<(Partition, i64)>, TransactionFailure> {
         transactions::reap(); // first: it also records the rewinds of prepared transactions that have ended
-        let (class, slot) = (Class::of(destination), self.context.slot);
+        let (group, slot) = (RewindGroup::of(destination), self.context.slot);
         let take = |database: &databases::DatabaseEntry| {
-            let rewind = |(partition, _): &Held| Some((*partition, database.take_rewind(class, *partition, slot)?));
+            let rewind =
+                |(partition, _): &HeldLease| Some((*partition, database.take_rewind(group, *partition, slot)?));
             leases.iter().filter_map(rewind).collect()
         };
         Ok(self.context.database.map(take).unwrap_or_default())
     }
 
-    /// All destinations of a class share the *rewind* words of that class.
+    /// All destinations of a group share the *rewind* words of that group.
     fn share_rewinds(&self, one: &str, other: &str) -> bool {
-        Class::of(one) == Class::of(other)
+        RewindGroup::of(one) == RewindGroup::of(other)
     }
 
     fn due_counters(&self) -> DueCounters {
@@ -322,15 +327,7 @@ impl outbox_worker::Runtime for ServerRuntime {
     }
 
     fn take_ready(&self) -> Vec<(SlotId, Claimed)> {
-        let ready = fast_path::take(self.context.slot.entry());
-        // A transaction counts its change by hand before its slots are ready: such as a pause of a destination.
-        if !ready.is_empty() && self.context.is_stale() {
-            for (slot_id, Claimed { pointer, .. }) in ready {
-                self.give_up(slot_id, &pointer.destination, pointer.partition, pointer.seq);
-            }
-            return Vec::new();
-        }
-        ready
+        fast_path::take(self.context.slot.entry())
     }
 
     // ---- a destination ----------------------------------------------------------------------------------------------
@@ -369,20 +366,19 @@ impl outbox_worker::Runtime for ServerRuntime {
         });
     }
 
-    fn settled(&self, destination: &str, batch: &[Settlement]) {
-        let (now_us, mut ended) = (now_us(), Ended::default());
-        batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
+    fn settled(&self, destination: &str, ended: &Ended) {
+        let now_us = now_us();
         let took = self.context.with_destination(destination, |served| {
             let took = match ended.published {
                 0 => DeliveryTimes::default(),
                 _ => std::mem::take(&mut served.took),
             };
-            served.stats.settled(batch, now_us);
+            served.stats.settled(ended, now_us);
             served.stats.confirmed(&took, now_us);
             took
         });
         if let Some(database) = self.context.database {
-            database.settled(&ended, now_us);
+            database.settled(ended, now_us);
             database.throughput.count_times(&took, now_us);
         }
     }
@@ -447,12 +443,12 @@ impl Memory for ServerRuntime {
         Ok(transactions::open_transactions())
     }
 
-    fn peek_rewinds(&self, destination: &str, leases: &[Held]) -> Vec<(Partition, i64)> {
+    fn peek_rewinds(&self, destination: &str, leases: &[HeldLease]) -> Vec<(Partition, i64)> {
         // In this order: a process that withdraws a ready message sets the rewind first.
         let mut ready = fast_path::lowest_ready(destination);
-        let class = Class::of(destination);
-        let peek = |(partition, _): &Held| {
-            let rewind = self.context.database?.peek_rewind(class, *partition);
+        let group = RewindGroup::of(destination);
+        let peek = |(partition, _): &HeldLease| {
+            let rewind = self.context.database?.peek_rewind(group, *partition);
             let low = ready.remove(partition).into_iter().chain(rewind).min()?;
             Some((*partition, low))
         };
@@ -469,7 +465,7 @@ impl Memory for ServerRuntime {
 
     fn give_up(&self, slot_id: SlotId, destination: &str, partition: Partition, seq: i64) {
         if let Some(database) = self.context.database {
-            database.rewind_to(Class::of(destination), partition, seq);
+            database.rewind_to(RewindGroup::of(destination), partition, seq);
         }
         fast_path::free(slot_id);
     }

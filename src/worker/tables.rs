@@ -1,13 +1,13 @@
 //! The tables as crates/worker calls them: each call is a separate transaction. Runs on the main thread of a worker.
 
 use super::context::WorkerContext;
-use super::transaction::{LAST_TRANSACTION_MS, held_transaction, in_transaction};
+use super::transaction::{LAST_TRANSACTION_MS, in_transaction, in_transaction_within};
 use crate::limits::STATEMENT_TIMEOUT_MS;
 use crate::pg::clock::now_us;
 use crate::pg::spi::SpiResult;
 use crate::pg::txn::{self, Durability, TransactionFailure};
 use crate::worker::store::SpiDb;
-use outbox_core::engine::{Batch, DueMessages, Held, Lane, Settlement, StatementTimeout, Tables};
+use outbox_core::engine::{Batch, DueMessages, HeldLease, Lane, Settlement, StatementTimeout, Tables};
 use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Blocks, Disposition};
@@ -60,7 +60,7 @@ impl Tables for WorkerContext {
             StatementTimeout::Usual => STATEMENT_TIMEOUT_MS,
             StatementTimeout::Short => LAST_TRANSACTION_MS,
         };
-        held_transaction(c"outbox: settle", timeout_ms, Durability::Full, || {
+        in_transaction_within(c"outbox: settle", timeout_ms, Durability::Full, || {
             self.store.protocol.settle(batch, dead_blocks, None)
         })
     }
@@ -91,7 +91,7 @@ impl Tables for WorkerContext {
         self.run_claim(&key.destination, StatementTimeout::Usual, &Disposition::Wait, claim)
     }
 
-    fn bring_due(&self, leases: Option<&[Held]>) -> Result<DueMessages, TransactionFailure> {
+    fn bring_due(&self, leases: Option<&[HeldLease]>) -> Result<DueMessages, TransactionFailure> {
         let due = in_transaction(c"outbox: bring back due messages", Durability::Relaxed, || {
             self.store.protocol.bring_due(leases)
         })?;

@@ -31,7 +31,7 @@ fn is_the_same(extension: u32) -> bool {
 }
 
 /// Runs a transaction that locks the extension. Ends the process if the extension no longer exists.
-pub fn held_transaction<T>(
+pub fn in_transaction_within<T>(
     what: &CStr,
     timeout_ms: i32,
     durability: Durability,
@@ -39,8 +39,8 @@ pub fn held_transaction<T>(
 ) -> Result<T, TransactionFailure> {
     let result = txn::run(what, timeout_ms, durability, || {
         let found = match (KNOWN.load(Relaxed), KNOWN_TABLE.load(Relaxed)) {
-            (extension, table) if table != 0 && catalog::hold_known_extension(extension, table) => Some(extension),
-            _ => catalog::hold_extension(c"outbox"),
+            (extension, table) if table != 0 && catalog::lock_known_extension(extension, table) => Some(extension),
+            _ => catalog::lock_extension(c"outbox"),
         };
         match found {
             Some(extension) if is_the_same(extension) => body()
@@ -66,11 +66,11 @@ pub fn show(failure: &TransactionFailure) {
     error_groups::record(&FailureGroup::of_statement(&failure.message));
 }
 
-/// Runs a `held_transaction` with the usual statement timeout.
+/// Runs a `in_transaction_within` with the usual statement timeout.
 pub fn in_transaction<T>(
     what: &CStr,
     durability: Durability,
     body: impl FnOnce() -> SpiResult<T>,
 ) -> Result<T, TransactionFailure> {
-    held_transaction(what, STATEMENT_TIMEOUT_MS, durability, body)
+    in_transaction_within(what, STATEMENT_TIMEOUT_MS, durability, body)
 }

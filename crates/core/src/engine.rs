@@ -3,10 +3,10 @@
 //! that the caller passes in, so a simulation can replace them.
 //!
 //! Each step is an `impl` of [`Engine`] in a separate file: `claim` and `receive`, which share `admit`; `expiry`,
-//! `aside`, `hand_over`, `wake_policy` and `settling`. `leases` and `request` take changes from outside. Their state
-//! outside this struct is in `cursors`, `lanes`, `fast_in_flight`, `progress`, `answers`, `adaptive_row_limit`, `suspects` and
-//! `under_way`, which do not use [`Engine`]. `due` is a step for all destinations of a worker. `rows`, `batch`, `bounds` and `ports` define the types that the engine shares with its
-//! host.
+//! `aside`, `hand_over`, `outcome`, `wake_policy` and `settling`. `leases` and `request` take changes from outside.
+//! Their state outside this struct is in `cursors`, `read_limits`, `fast_in_flight`, `progress`, `answers`,
+//! `adaptive_row_limit`, `suspects` and `under_way`, which do not use [`Engine`]. `due` is a step for all destinations
+//! of a worker. `rows`, `batch`, `bounds` and `ports` define the types that the engine shares with its host.
 
 mod adaptive_row_limit;
 mod admit;
@@ -20,10 +20,11 @@ mod due;
 mod expiry;
 mod fast_in_flight;
 mod hand_over;
-mod lanes;
 mod leases;
+mod outcome;
 mod ports;
 mod progress;
+mod read_limits;
 mod receive;
 mod request;
 mod rows;
@@ -38,20 +39,19 @@ pub use claim::ClaimResult;
 pub use due::{DueCounters, DueSchedule};
 pub use ports::{DueMessages, Memory, SlotId, StatementTimeout, Tables};
 pub use progress::{Request, Tally};
-pub use rows::{Claimed, Held, Lane, RowId, Settlement, claimable};
+pub use rows::{Claimed, HeldLease, Lane, RowId, Settlement, claimable};
 pub use settling::Portion;
 pub use wake_policy::WakePolicy;
 
 use crate::key_order::{KeyOrder, MessageHandle};
-use crate::message::{Outcome, Pointer};
+use crate::message::Pointer;
 use crate::partition::Partition;
-use crate::settle::{Blocks, Disposition, Rules, decide};
 use adaptive_row_limit::AdaptiveRowLimit;
 use answers::Answers;
 use cursors::Cursors;
 use fast_in_flight::FastInFlight;
-use lanes::Lanes;
 use progress::RequestProgress;
+use read_limits::ReadLimits;
 use std::collections::{HashMap, HashSet, VecDeque};
 use suspects::Suspects;
 use under_way::{ClaimedMessage, WithPublisher};
@@ -75,7 +75,7 @@ pub struct Engine {
     destination: String,
     sharing: Sharing,
     bounds: Bounds,
-    leases: Vec<Held>,
+    leases: Vec<HeldLease>,
     /// Leased partitions that another worker is to take over. The engine claims nothing from them.
     leaving: HashSet<Partition>,
     /// Partitions leased since the last claim. The next claim reads their blocked keys, then the lanes from their
@@ -87,7 +87,7 @@ pub struct Engine {
     rewinds: HashMap<Partition, i64>,
     key_order: KeyOrder,
     /// The seq up to which each lane may be read.
-    lanes: Lanes,
+    read_limits: ReadLimits,
     /// Messages whose disposition is not decided yet: parked, ready, with the publisher, or answered and waiting for an
     /// earlier message of their key.
     messages: HashMap<MessageHandle, ClaimedMessage>,
@@ -141,7 +141,7 @@ impl Engine {
             cursors: Cursors::default(),
             rewinds: HashMap::new(),
             key_order: KeyOrder::default(),
-            lanes: Lanes::default(),
+            read_limits: ReadLimits::default(),
             messages: HashMap::new(),
             ready: VecDeque::new(),
             aside: Vec::new(),
@@ -209,7 +209,7 @@ impl Engine {
         (self.full || self.drains) && !self.has_poison_candidates(1) // their outcomes wake the worker
     }
 
-    pub fn leases(&self) -> &[Held] {
+    pub fn leases(&self) -> &[HeldLease] {
         &self.leases
     }
 
@@ -248,107 +248,6 @@ impl Engine {
         self.key_order.keys()
     }
 
-    // ---- outcomes -------------------------------------------------------------------------------------------------
-
-    /// Takes the publisher's outcome for one message. `since_ms` is when the outcome began to wait for its settle.
-    pub fn on_outcome(&mut self, handle: MessageHandle, outcome: &Outcome, rules: &Rules, since_ms: u64, seed: u64) {
-        if self.unsettled.is_empty() {
-            self.unsettled_since_ms = since_ms;
-        }
-        if !self.messages.contains_key(&handle) {
-            return;
-        }
-        self.with_publisher.less(self.messages.get(&handle));
-        self.alone = self.alone.filter(|alone| *alone != handle);
-        self.answers.on_end(handle);
-        self.end(handle, outcome, rules, seed);
-        if !self.suspects.in_doubt() {
-            self.give_back_aside(rules); // the window decides how many of them go at a time
-        }
-    }
-
-    fn end(&mut self, handle: MessageHandle, outcome: &Outcome, rules: &Rules, seed: u64) {
-        self.end_with(
-            handle,
-            outcome,
-            rules,
-            |suspects, handle, outcome, pointer| match pointer {
-                Some(pointer) => suspects.decide(outcome, pointer, &rules.retry, handle ^ seed),
-                None => decide(outcome, 0, &rules.retry, handle ^ seed),
-            },
-        );
-    }
-
-    fn end_with(
-        &mut self,
-        handle: MessageHandle,
-        outcome: &Outcome,
-        rules: &Rules,
-        mut decide: impl FnMut(&mut Suspects, MessageHandle, &Outcome, Option<&Pointer>) -> Disposition,
-    ) {
-        if !outcome.is_passed() {
-            // Later messages of its key that the publisher does not have yet must not overtake it.
-            let messages = &self.messages;
-            let unsent = |handle| (messages.get(&handle)).is_some_and(|message| message.publication.is_some());
-            let held_back: HashSet<MessageHandle> = self.key_order.hold_back(handle, unsent).into_iter().collect();
-            if !held_back.is_empty() {
-                self.ready.retain(|handle| !held_back.contains(handle));
-            }
-            self.answers.await_those(self.key_order.unanswered_beside(handle));
-        }
-        let (messages, suspects) = (&self.messages, &mut self.suspects);
-        let ended = self.key_order.on_outcome(
-            handle,
-            outcome,
-            rules.dead_blocks() != Blocks::Nothing,
-            |handle, outcome| {
-                let pointer = messages.get(&handle).map(|message| &message.pointer);
-                decide(suspects, handle, outcome, pointer)
-            },
-        );
-        for (handle, disposition) in ended {
-            if let Some(ClaimedMessage { pointer, .. }) = self.messages.get(&handle)
-                && self.sharing == Sharing::Leases
-            {
-                self.lanes.record(pointer.partition, pointer.seq, &disposition, rules);
-            }
-            self.unsettle(handle, disposition);
-        }
-    }
-
-    fn unsettle(&mut self, handle: MessageHandle, disposition: Disposition) {
-        let Some(message) = self.messages.remove(&handle) else {
-            return;
-        };
-        self.progress.on_end(handle, &disposition);
-        self.unsettled.push(Settlement {
-            row_id: message.row_id,
-            pointer: message.pointer,
-            disposition,
-        });
-    }
-
-    fn release(&mut self, handles: Vec<MessageHandle>, reason: &str) {
-        for handle in handles {
-            let reason = reason.to_owned();
-            self.unsettle(handle, Disposition::Release { reason });
-        }
-    }
-
-    /// Releases all claimed messages, because the connection is lost or the worker ends. Those that were with the
-    /// publisher may or may not have arrived.
-    pub fn release_all(&mut self, reason: &str) {
-        self.ready.clear();
-        self.aside.clear();
-        self.key_order.forget_sent();
-        self.with_publisher = WithPublisher::default();
-        self.alone = None;
-        self.answers.clear();
-        let mut handles: Vec<MessageHandle> = self.messages.keys().copied().collect();
-        handles.sort_unstable();
-        self.release(handles, reason);
-    }
-
     // ---- lanes ------------------------------------------------------------------------------------------------------
 
     fn cursor(&self, partition: Partition) -> i64 {
@@ -357,7 +256,7 @@ impl Engine {
 
     /// The last seq of a lane that a claim may read.
     fn read_limit(&self, partition: Partition) -> i64 {
-        self.lanes.read_limit(partition).min(self.progress.read_limit)
+        self.read_limits.read_limit(partition).min(self.progress.read_limit)
     }
 }
 

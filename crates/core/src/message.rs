@@ -1,4 +1,4 @@
-//! The data types of a message's path. `src/` fills `Pointer` and `Event` from rows on the worker's main thread,
+//! The data types of a message's path. A claim fills `Pointer` and `Event` from rows on the worker's main thread,
 //! `envelope` makes a `Publication` of them, the publisher threads send it and answer with an `Outcome`.
 //!
 //! This module knows neither Postgres nor AMQP: both sides of the bounded queues between the threads use these types.
@@ -109,7 +109,8 @@ impl Outcome {
 
 /// One claimed row of `outbox`: the event that it points to, and the state of its delivery.
 ///
-/// Written by the claim (`src/worker/store`, from `UPDATE … RETURNING`), read by `envelope` and the settlement.
+/// Written by the claim (`protocol.rs` of crates/worker) or by a session for the fast path, read by `envelope` and the
+/// settlement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pointer {
     /// Position of the event in its source.

@@ -185,6 +185,13 @@ impl Ended {
         }
     }
 
+    /// The counts of these dispositions.
+    pub fn of_all<'a>(dispositions: impl IntoIterator<Item = &'a Disposition>) -> Self {
+        let mut ended = Self::default();
+        dispositions.into_iter().for_each(|disposition| ended.note(disposition));
+        ended
+    }
+
     /// Counts one disposition.
     pub fn note(&mut self, disposition: &Disposition) {
         match disposition {

@@ -4,7 +4,7 @@
 //! | crossing | direction | bound | when full |
 //! |---|---|---|---|
 //! | batches | main → thread | `QUEUED_BATCHES_MAX` | `try_publish` gives the batch back |
-//! | outcomes | thread → main | 8 windows of unsettled messages | `try_publish` gives the batch back |
+//! | outcomes | thread → main | 8 windows of undrained messages | `try_publish` gives the batch back |
 //! | states | thread → main | `QUEUED_STATES_MAX` | the oldest is dropped |
 //! | stop | main → thread | one value | overwritten |
 

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
 const QUEUED_BATCHES_MAX: usize = 4;
-/// The most unsettled messages, in windows. Bounds them for a caller that publishes but never drains.
-const UNSETTLED_WINDOWS_MAX: usize = 8;
+/// The most undrained messages, in windows. Bounds them for a caller that publishes but never drains.
+const UNDRAINED_WINDOWS_MAX: usize = 8;
 /// The stack size of the publisher thread and, through RUST_MIN_STACK, of the threads that lapin starts. `amqp::guard`
 /// bounds lapin's recursion to a tenth of it in a debug build. No larger than needed: with vm.overcommit_memory = 2 a
 /// stack counts in full.
@@ -74,7 +74,7 @@ impl Publishers {
     /// another: a new connection is needed anyway, and outcomes never mix.
     pub fn start(&self, transport: impl Transport) -> io::Result<Publisher> {
         transport.check()?;
-        let unsettled_max = transport.window().saturating_mul(UNSETTLED_WINDOWS_MAX);
+        let undrained_max = transport.window().saturating_mul(UNDRAINED_WINDOWS_MAX);
         let waiting_confirms_max = (transport.window() / 4).max(1);
         let shared = Arc::new(Crossing::new(self.waker.clone()));
         let (batches, batches_rx) = mpsc::channel(QUEUED_BATCHES_MAX);
@@ -94,8 +94,8 @@ impl Publishers {
             stop,
             ended,
             thread: Some(thread),
-            unsettled: Cell::new(0),
-            unsettled_max,
+            undrained: Cell::new(0),
+            undrained_max,
             waiting_confirms_max,
         })
     }
@@ -139,8 +139,8 @@ pub struct Publisher {
     /// Keeps the thread alive. None = the transport has ended.
     thread: Option<Thread>,
     /// Messages that were handed over and whose outcome `drain` has not returned yet.
-    unsettled: Cell<usize>,
-    unsettled_max: usize,
+    undrained: Cell<usize>,
+    undrained_max: usize,
     /// The most confirms that may wait. With a higher number, waiting confirms could keep the window from being filled.
     waiting_confirms_max: usize,
 }
@@ -163,9 +163,9 @@ impl Publisher {
         if count == 0 {
             return Ok(());
         }
-        let unsettled = self.unsettled.get();
+        let undrained = self.undrained.get();
         // A batch larger than the limit goes alone; otherwise it would never go.
-        if unsettled > 0 && unsettled + count > self.unsettled_max {
+        if undrained > 0 && undrained + count > self.undrained_max {
             return Err(batch);
         }
         let failures_seen = self.failures_seen;
@@ -174,7 +174,7 @@ impl Publisher {
             .map_err(|e| match e {
                 mpsc::error::TrySendError::Full(handed) | mpsc::error::TrySendError::Closed(handed) => handed.batch,
             })?;
-        self.unsettled.set(unsettled + count);
+        self.undrained.set(undrained + count);
         Ok(())
     }
 
@@ -192,7 +192,7 @@ impl Publisher {
                 }
             })
             .sum();
-        self.unsettled.set(self.unsettled.get().saturating_sub(settled));
+        self.undrained.set(self.undrained.get().saturating_sub(settled));
         events
     }
 

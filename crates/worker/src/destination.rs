@@ -10,7 +10,7 @@ use crate::status::{ConnectionStatus, State};
 use crate::status_report::StatusReport;
 use outbox_core::budget::Allowance;
 use outbox_core::engine::{
-    CRASHES_ALONE, Claimed, Engine, Held, Portion, Request, Settlement, Sharing, SlotId, StatementTimeout, Tables,
+    CRASHES_ALONE, Claimed, Engine, HeldLease, Portion, Request, Settlement, Sharing, SlotId, StatementTimeout, Tables,
     Tally, WakePolicy,
 };
 use outbox_core::key_order::MessageHandle;
@@ -103,7 +103,7 @@ impl<R: Runtime> Destination<R> {
         common: &Common<R>,
         description: &Described,
         sharing: Sharing,
-        leases: &[Held],
+        leases: &[HeldLease],
         leaving: &HashSet<Partition>,
     ) -> Self {
         let runtime = &common.runtime;
@@ -169,7 +169,7 @@ impl<R: Runtime> Destination<R> {
         self.engine.in_use()
     }
 
-    pub fn set_leases(&mut self, held: &[Held], leaving: &HashSet<Partition>) {
+    pub fn set_leases(&mut self, held: &[HeldLease], leaving: &HashSet<Partition>) {
         self.engine.set_leases(held.to_vec(), leaving.clone());
     }
 
@@ -385,16 +385,20 @@ impl<R: Runtime> Destination<R> {
         self.engine.is_under_way() && self.connection.is_connected()
     }
 
-    /// Whether something must be settled before the next claim: a message that goes back, or a large number of
-    /// outcomes. A few published messages can wait. If the destination is off and no message is with the publisher,
-    /// releases the claimed messages.
-    pub fn settles_first(&mut self, common: &Common<R>) -> bool {
+    /// Gives back what cannot be sent now: the claimed messages of a destination that is off, once none is with the
+    /// publisher, and the suspects of one that is not connected.
+    pub fn give_back(&mut self, common: &Common<R>) {
         if !self.is_on(common) && self.engine.only_keeps_back() {
             self.engine.release_all("delivery stopped"); // a relay may deliver them
         }
         if !self.connection.is_connected() {
             self.engine.give_back_aside(&self.rules(common)); // an operator may have discarded them
         }
+    }
+
+    /// Whether something must be settled before the next claim: a message that goes back, or a large number of
+    /// outcomes. A few published messages can wait.
+    pub fn must_settle(&self) -> bool {
         self.engine.must_settle()
     }
 
@@ -433,8 +437,9 @@ impl<R: Runtime> Destination<R> {
         let (rules, now_ms, runtime) = (self.rules(common), common.now_ms(), &common.runtime);
         let (name, ended) = (&self.name, &mut self.ended);
         let settled = |batch: &[Settlement], changed: usize| {
-            batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
-            runtime.settled(name, batch);
+            let counts = Ended::of_all(batch.iter().map(|settlement| &settlement.disposition));
+            ended.add(counts);
+            runtime.settled(name, &counts);
             log_dead(runtime, name, batch);
             if let missed @ 1.. = batch.len().saturating_sub(changed) {
                 let text = format_args!("{missed} messages were not settled: they no longer belong to this worker");
@@ -467,7 +472,7 @@ impl<R: Runtime> Destination<R> {
 
     /// Hands over what is ready, and decides how many messages this pass may take. Called before any destination
     /// settles, because a settle waits for the disk.
-    pub fn admit(&mut self, common: &Common<R>, may_claim: bool) {
+    pub fn set_allowance(&mut self, common: &Common<R>, may_claim: bool) {
         if !common.leaves {
             self.hand_over(common);
         }

@@ -2,7 +2,7 @@
 //! the transaction of `Runtime::tend`, on the worker's thread.
 
 use crate::runtime::LeaseChanges;
-use outbox_core::engine::Held;
+use outbox_core::engine::HeldLease;
 use outbox_core::lease::{self, Lease};
 use outbox_core::partition::{Partition, PartitionCount};
 use std::collections::HashSet;
@@ -11,7 +11,7 @@ use std::collections::HashSet;
 #[derive(Default)]
 pub struct Leases {
     /// The leases that it holds, as of the last check.
-    pub held: Vec<Held>,
+    pub held: Vec<HeldLease>,
     /// Those that another worker is to take over.
     pub leaving: HashSet<Partition>,
     /// The publishers' deadline, in ns of `Runtime::boottime_ns`; None = without end.
@@ -26,7 +26,7 @@ pub struct Decided {
     /// Partitions that another worker should own, and that still have messages in flight here.
     pub leaving: HashSet<Partition>,
     /// The released leases.
-    pub freed: Vec<Held>,
+    pub freed: Vec<HeldLease>,
     /// The number of partitions that this worker should own.
     pub desired: usize,
 }
@@ -44,9 +44,9 @@ impl Leases {
         let plan = lease::plan(me, workers, leases);
         // A lease in our name that this process does not hold belonged to an earlier process of the same name. It is
         // taken again, with a new epoch, so that the claims of that process no longer count.
-        let (ours, inherited): (Vec<Held>, Vec<Held>) =
+        let (ours, inherited): (Vec<HeldLease>, Vec<HeldLease>) =
             (plan.renew.iter().copied()).partition(|lease| self.held.contains(lease));
-        let (busy, free): (Vec<Held>, Vec<Held>) =
+        let (busy, free): (Vec<HeldLease>, Vec<HeldLease>) =
             (plan.release.iter().copied()).partition(|(p, _)| in_use.contains(p));
         let inherited = inherited.into_iter().map(|(partition, _)| partition);
         let decided = Decided {
@@ -68,9 +68,9 @@ impl Leases {
 
     /// The partitions whose leases this worker lost without releasing them. Once the publishers' deadline is over: all
     /// that it did not release.
-    pub fn run_out(&self, held: &[Held], freed: &[Held], boottime_ns: u64) -> HashSet<Partition> {
+    pub fn run_out(&self, held: &[HeldLease], freed: &[HeldLease], boottime_ns: u64) -> HashSet<Partition> {
         let is_over = self.are_over(boottime_ns);
-        let kept = |lease: &&Held| freed.contains(lease) || (!is_over && held.contains(lease));
+        let kept = |lease: &&HeldLease| freed.contains(lease) || (!is_over && held.contains(lease));
         let run_out = self.held.iter().filter(|lease| !kept(lease));
         run_out.map(|(partition, _)| *partition).collect()
     }

@@ -2,7 +2,7 @@
 //! the server calls them through SPI, one outside through its session: each is a [`Db`].
 
 use crate::settings::Described;
-use outbox_core::engine::{Batch, CLAIM_BYTES_MAX, Claimed, DueMessages, Held, Lane, RowId, Settlement};
+use outbox_core::engine::{Batch, CLAIM_BYTES_MAX, Claimed, DueMessages, HeldLease, Lane, RowId, Settlement};
 use outbox_core::event::{self, Event, sendable};
 use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::lease::Lease;
@@ -275,7 +275,7 @@ impl<D: Db> WorkerProtocol<D> {
     }
 
     /// Brings back messages that are due, of these leases or (None) of all partitions.
-    pub fn bring_due(&self, leases: Option<&[Held]>) -> Result<DueMessages, D::Error> {
+    pub fn bring_due(&self, leases: Option<&[HeldLease]>) -> Result<DueMessages, D::Error> {
         let next_due_ms = || {
             let next = Statement::Read("select outbox_internal.next_due_ms()");
             let ms = self.db.one(next, &[], |row| row.number(0))?;
@@ -355,11 +355,9 @@ impl<D: Db> WorkerProtocol<D> {
         took_us: Option<&[i64]>,
     ) -> Result<usize, D::Error> {
         let (seqs, destinations, partitions) = keys(batch);
-        let endings = || {
-            batch
-                .iter()
-                .map(|settlement| Ending::of(&settlement.disposition, dead_blocks))
-        };
+        let endings: Vec<Ending> = (batch.iter())
+            .map(|settlement| Ending::of(&settlement.disposition, dead_blocks))
+            .collect();
         let mut args = vec![
             self.worker(),
             Arg::Texts(tids.iter().map(|tid| Some(tid.as_str())).collect()),
@@ -367,9 +365,9 @@ impl<D: Db> WorkerProtocol<D> {
             destinations,
             partitions,
             bigints(batch.iter().map(|settlement| settlement.pointer.lease_epoch)),
-            Arg::Texts(endings().map(|ending| Some(ending.action.letter())).collect()),
-            Arg::BigInts(Some(endings().map(|ending| ending.delay_ms).collect())),
-            Arg::Reasons(endings().map(|ending| ending.reason).collect()),
+            Arg::Texts(endings.iter().map(|ending| Some(ending.action.letter())).collect()),
+            Arg::BigInts(Some(endings.iter().map(|ending| ending.delay_ms).collect())),
+            Arg::Reasons(endings.iter().map(|ending| ending.reason).collect()),
         ];
         args.extend(took_us.map(|took_us| bigints(took_us.iter().copied())));
         let changed = self.db.one(Statement::Write(D::SETTLE), &args, |row| row.count(0))?;
@@ -378,7 +376,7 @@ impl<D: Db> WorkerProtocol<D> {
 }
 
 /// Leases as arguments.
-pub fn columns(leases: &[Held]) -> (Vec<i16>, Vec<Option<i64>>) {
+pub fn columns(leases: &[HeldLease]) -> (Vec<i16>, Vec<Option<i64>>) {
     (leases.iter())
         .map(|(partition, epoch)| (partition.as_i16(), Some(*epoch)))
         .unzip()

@@ -4,10 +4,11 @@
 use crate::report::{PassCounts, PassEnd};
 use crate::settings::{Described, WorkerSettings};
 use crate::status::ConnectionStatus;
-use outbox_core::engine::{Bounds, Claimed, DueCounters, Held, Memory, Request, Settlement, SlotId, Tables};
+use outbox_core::engine::{Bounds, Claimed, DueCounters, HeldLease, Memory, Request, SlotId, Tables};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Pointer, Publication};
 use outbox_core::partition::Partition;
+use outbox_core::settle::Ended;
 use outbox_core::standbys::Replication;
 use outbox_transport::target::{Limits, Target};
 use outbox_transport::{NotStarted, PublisherEvent, Started};
@@ -98,7 +99,7 @@ pub trait Runtime: Memory {
 
     /// Takes the rewinds of these lanes: the lowest seq that was committed in each since the last call, also by prepared
     /// transactions. Err: rewinds of any destination may be lost.
-    fn take_rewinds(&self, destination: &str, leases: &[Held]) -> Result<Vec<(Partition, i64)>, Self::Error>;
+    fn take_rewinds(&self, destination: &str, leases: &[HeldLease]) -> Result<Vec<(Partition, i64)>, Self::Error>;
     /// Whether two destinations share their rewinds, so that the other must be told what one of them took.
     fn share_rewinds(&self, one: &str, other: &str) -> bool;
     fn due_counters(&self) -> DueCounters;
@@ -125,8 +126,8 @@ pub trait Runtime: Memory {
     }
     /// Records that the broker confirmed a message. `at_us`: when, in µs since 1970 by the server's clock.
     fn confirmed(&self, pointer: &Pointer, at_us: i64);
-    /// Records that these messages were settled.
-    fn settled(&self, destination: &str, batch: &[Settlement]);
+    /// Records what a settle ended.
+    fn settled(&self, destination: &str, ended: &Ended);
     /// Records the number of messages in flight. Called often: only a runtime where that costs nothing implements it.
     fn record_in_flight(&self, _destination: &str, _count: usize) {}
     /// Reports the number of messages in flight. Called once in each pass, before `report`.
@@ -243,8 +244,8 @@ pub struct Changes {
 /// Which leases to renew, to release and to take.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LeaseChanges {
-    pub renew: Vec<Held>,
-    pub release: Vec<Held>,
+    pub renew: Vec<HeldLease>,
+    pub release: Vec<HeldLease>,
     pub take: Vec<Partition>,
 }
 
@@ -254,5 +255,5 @@ pub struct Tended {
     /// The live workers, this one among them.
     pub workers: Vec<String>,
     /// The leases that this worker holds now, in order, and how long they last; None with leasing off.
-    pub leased: Option<(Vec<Held>, Duration)>,
+    pub leased: Option<(Vec<HeldLease>, Duration)>,
 }

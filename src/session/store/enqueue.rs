@@ -61,7 +61,7 @@ struct Found {
 pub fn enqueue(fcinfo: Call, request: Enqueue) -> Result<i64, UserError> {
     let (statements, destination) = (statements(fcinfo), request.destination);
     let count = security::run_as(statements.owner, || {
-        statements.hold();
+        statements.lock();
         enqueue_as_owner(statements, request)
     })?;
     if count > 0 {

@@ -29,7 +29,7 @@ pub type Keyed = (NewEvent, Option<String>);
 pub fn publish(call: Call, events: &[Keyed], destination: &str, times: Times) -> Result<Vec<i64>, UserError> {
     let statements = statements(call);
     let seqs: Result<Vec<i64>, UserError> = security::run_as(statements.owner, || {
-        statements.hold();
+        statements.lock();
         for (event, _) in events {
             check_body(event.event.body_bytes() as i64)?;
             check_id(statements, event)?;

@@ -80,9 +80,9 @@ pub fn statements(fcinfo: Call) -> &'static Statements {
 
 impl Statements {
     /// Keeps the extension from being dropped, and its partitions from being changed, before this transaction ends.
-    pub fn hold(&self) {
+    pub fn lock(&self) {
         xact::refuse_if_read_only();
-        catalog::hold_extension_with(self.extension);
-        catalog::hold_table(self.settings);
+        catalog::lock_extension_with(self.extension);
+        catalog::lock_table(self.settings);
     }
 }

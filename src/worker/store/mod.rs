@@ -7,7 +7,7 @@ mod spi;
 use crate::pg::spi::{Lossy, Spi, SpiResult};
 use crate::store::body::Bodies;
 use crate::store::source::Source;
-use outbox_core::engine::{Batch, CLAIM_BYTES_MAX, Claimed, Held, Settlement, Sharing};
+use outbox_core::engine::{Batch, CLAIM_BYTES_MAX, Claimed, HeldLease, Settlement, Sharing};
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Blocks, Disposition};
 use outbox_transport::BodyFunction;
@@ -93,7 +93,7 @@ impl Store {
     // ---- leases, in the transaction of the heartbeat ------------------------------------------------------------------
 
     /// Takes leases. Returns those that it got, with their epochs.
-    pub fn take(&self, partitions: &[Partition], ttl_s: i32) -> SpiResult<Vec<Held>> {
+    pub fn take(&self, partitions: &[Partition], ttl_s: i32) -> SpiResult<Vec<HeldLease>> {
         if partitions.is_empty() {
             return Ok(Vec::new());
         }
@@ -110,7 +110,7 @@ impl Store {
     }
 
     /// Renews leases. Returns those that this worker still holds.
-    pub fn renew(&self, leases: &[Held], ttl_s: i32) -> SpiResult<Vec<Partition>> {
+    pub fn renew(&self, leases: &[HeldLease], ttl_s: i32) -> SpiResult<Vec<Partition>> {
         let sql = "select * from outbox_internal.lease_renew($1, $2, $3, $4)";
         let [worker, partitions, epochs] = self.held(leases);
         let args = [worker, partitions, epochs, Arg::Int(ttl_s)];
@@ -119,7 +119,7 @@ impl Store {
             .run(Statement::Write(sql), &args, |row| row.partition(0))
     }
 
-    pub fn release(&self, leases: &[Held]) -> SpiResult<()> {
+    pub fn release(&self, leases: &[HeldLease]) -> SpiResult<()> {
         if leases.is_empty() {
             return Ok(());
         }
@@ -129,7 +129,7 @@ impl Store {
             .map(drop)
     }
 
-    fn held(&self, leases: &[Held]) -> [Arg<'_>; 3] {
+    fn held(&self, leases: &[HeldLease]) -> [Arg<'_>; 3] {
         let (partitions, epochs) = columns(leases);
         let worker = Arg::Text(Some(&self.protocol.worker));
         [worker, Arg::SmallInts(Some(partitions)), Arg::BigInts(Some(epochs))]

@@ -25,7 +25,7 @@ impl Engine {
                 self.go([handle], rules);
                 continue;
             };
-            if self.lanes.is_behind_blocker(key.partition, seq) {
+            if self.read_limits.is_behind_blocker(key.partition, seq) {
                 self.give_back([claimed], "an earlier message of its partition failed"); // in the same claim
                 continue;
             }

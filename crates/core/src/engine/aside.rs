@@ -28,7 +28,7 @@ impl Engine {
         let pointer = &message.pointer;
         let blocks_its_key = !message.ordered
             || self.key_order.is_first(handle)
-            || self.lanes.is_blocker(pointer.partition, pointer.seq);
+            || self.read_limits.is_blocker(pointer.partition, pointer.seq);
         self.suspects.failed_at(pointer).is_some()
             && blocks_its_key
             && self.progress.is_unbounded()

@@ -22,7 +22,7 @@ use super::batch::{Batch, CLAIM_BYTES_MAX};
 use super::cursors::{END, START};
 use super::due::DUE_EVERY_MS;
 use super::ports::{Memory, StatementTimeout, Tables};
-use super::rows::{Claimed, Held, Lane, claimable};
+use super::rows::{Claimed, HeldLease, Lane, claimable};
 use super::under_way::ClaimedMessage;
 use super::{Engine, Sharing};
 use crate::budget;
@@ -117,7 +117,7 @@ impl Engine {
         }
         self.bound_lanes(rules);
         // A lane that was read to its end has no new rows until a rewind announces them.
-        let unread: Vec<Held> = (leases.iter())
+        let unread: Vec<HeldLease> = (leases.iter())
             .filter(|(partition, _)| self.cursor(*partition) < self.read_limit(*partition))
             .copied()
             .collect();
@@ -175,7 +175,7 @@ impl Engine {
             }
             match rules.ordering {
                 Ordering::Partition => self.release(evicted, "it waits for an open transaction"),
-                _ => (evicted.into_iter()).for_each(|handle| self.unsettle(handle, Disposition::Wait)),
+                _ => (evicted.into_iter()).for_each(|handle| self.queue_settle(handle, Disposition::Wait)),
             }
         }
         self.bound_lanes(rules);
@@ -246,7 +246,7 @@ impl Engine {
     }
 
     /// The lowest seq of each lane that was committed since this engine last read the lane.
-    pub(super) fn peek_rewinds(&self, memory: &impl Memory, leases: &[Held]) -> HashMap<Partition, i64> {
+    pub(super) fn peek_rewinds(&self, memory: &impl Memory, leases: &[HeldLease]) -> HashMap<Partition, i64> {
         let mut rewinds = self.rewinds.clone();
         for (partition, seq) in memory.peek_rewinds(&self.destination, leases) {
             lower(&mut rewinds, partition, seq);
@@ -276,7 +276,7 @@ impl Engine {
         &mut self,
         tables: &T,
         now_ms: u64,
-        leases: &[Held],
+        leases: &[HeldLease],
         rules: &Rules,
     ) -> Result<(), T::Error> {
         let sweep = now_ms >= self.sweep_at_ms;
@@ -317,7 +317,7 @@ impl Engine {
 
     /// Sets the bounds of the lanes from the parked messages. Called before and after a claim.
     fn bound_lanes(&mut self, rules: &Rules) {
-        self.lanes.bounds = match rules.ordering {
+        self.read_limits.bounds = match rules.ordering {
             Ordering::Partition => self.key_order.bounds(),
             Ordering::Key | Ordering::None => HashMap::new(),
         };
@@ -327,12 +327,12 @@ impl Engine {
     /// `outbox` or gone, so that the tables must be read again. A blocker that is on its way still blocks its lane.
     fn find_blockers(&mut self, found: &[BlockedKey], scope: &HashSet<Partition>, rules: &Rules) -> bool {
         if rules.ordering != Ordering::Partition {
-            self.lanes.free_all();
+            self.read_limits.free_all();
             return false;
         }
         self.key_order.forget_keys();
         let (messages, cursors) = (&self.messages, &self.cursors);
-        self.lanes.find_blockers(
+        self.read_limits.find_blockers(
             found,
             |partition| scope.contains(&partition),
             |partition, seq| (messages.values()).any(|m| m.pointer.seq == seq && m.pointer.partition == partition),
@@ -369,7 +369,7 @@ impl Engine {
     fn drain<T: Tables>(
         &mut self,
         tables: &T,
-        leases: &[Held],
+        leases: &[HeldLease],
         open_transactions: &OpenTransactions,
         mut room: u32,
         rules: &Rules,

@@ -2,7 +2,7 @@
 //! worker, before it claims. Called by the worker's main thread.
 
 use super::ports::Tables;
-use super::rows::Held;
+use super::rows::HeldLease;
 use crate::partition::Partition;
 
 /// The longest interval, in ms, between two reads of `outbox_waiting` for due messages.
@@ -52,7 +52,7 @@ impl DueSchedule {
     pub fn bring_due<T: Tables>(
         &mut self,
         tables: &T,
-        leases: Option<&[Held]>,
+        leases: Option<&[HeldLease]>,
         counters: DueCounters,
         now_ms: u64,
         has_read_limit: bool,

@@ -1,7 +1,7 @@
 //! The leases of an engine, and the fate of its messages when the leases change. Called by the worker's main thread
 //! after it has refreshed the leases.
 
-use super::rows::Held;
+use super::rows::HeldLease;
 use super::{Engine, Sharing};
 use crate::partition::Partition;
 use std::collections::HashSet;
@@ -9,7 +9,7 @@ use std::collections::HashSet;
 impl Engine {
     /// Replaces the leases. `held` are the leases that the worker has now; `leaving` are those of their partitions that
     /// another worker is to take over. A partition whose lease has a new epoch is treated as newly leased.
-    pub fn set_leases(&mut self, held: Vec<Held>, leaving: HashSet<Partition>) {
+    pub fn set_leases(&mut self, held: Vec<HeldLease>, leaving: HashSet<Partition>) {
         if self.sharing == Sharing::RowClaims {
             return; // row claims do not depend on leases
         }
@@ -20,7 +20,7 @@ impl Engine {
         for answered in self.key_order.forget(|partition| !unchanged.contains(&partition)) {
             self.messages.remove(&answered);
         }
-        self.lanes.forget(|partition| !unchanged.contains(&partition));
+        self.read_limits.forget(|partition| !unchanged.contains(&partition));
         // Parked and ready messages of a lost lease are dropped. A message with the publisher may still end here,
         // unless it is ordered. An ordered one would end out of order, because its key is forgotten, and the epoch does
         // not refuse its settle before another worker takes the lease.

@@ -2,7 +2,7 @@
 //! them, and so do tests for a simulation.
 
 use super::batch::Batch;
-use super::rows::{Held, Lane, Settlement};
+use super::rows::{HeldLease, Lane, Settlement};
 use crate::key_order::{BlockedKey, OrderedKey};
 use crate::open_transactions::OpenTransaction;
 use crate::partition::Partition;
@@ -56,7 +56,7 @@ pub trait Tables {
     fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<BlockedKey>, Self::Error>;
     /// Moves due messages of these leases, of all destinations, from `outbox_waiting` back to `outbox`; None = of all
     /// partitions.
-    fn bring_due(&self, leases: Option<&[Held]>) -> Result<DueMessages, Self::Error>;
+    fn bring_due(&self, leases: Option<&[HeldLease]>) -> Result<DueMessages, Self::Error>;
     /// Called after claims, even if they failed, and before a message of them is sent. A crash of the server must not undo
     /// what they were committed with.
     fn make_durable(&self) {}
@@ -71,7 +71,7 @@ pub trait Memory {
     fn open_transactions(&self) -> Result<Vec<OpenTransaction>, Self::Error>;
     /// The lowest seq in each of these lanes that was committed since their rewinds were taken, or is in a ready slot
     /// of the fast path. The call clears nothing, and is made after `open_transactions`.
-    fn peek_rewinds(&self, destination: &str, leases: &[Held]) -> Vec<(Partition, i64)>;
+    fn peek_rewinds(&self, destination: &str, leases: &[HeldLease]) -> Vec<(Partition, i64)>;
     /// Withdraws these claimed messages from the fast path, also from slots whose transaction has yet to make them
     /// ready. They are in order of seq.
     fn withdraw(&self, _destination: &str, _claimed: &[(Partition, i64)]) {}

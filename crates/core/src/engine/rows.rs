@@ -20,10 +20,10 @@ impl fmt::Display for RowId {
 }
 
 /// A lease of this worker: the partition and its epoch.
-pub type Held = (Partition, i64);
+pub type HeldLease = (Partition, i64);
 
 /// The leases to claim from: without those that another worker is to take over.
-pub fn claimable(leases: &[Held], leaving: &HashSet<Partition>) -> Vec<Held> {
+pub fn claimable(leases: &[HeldLease], leaving: &HashSet<Partition>) -> Vec<HeldLease> {
     (leases.iter().copied())
         .filter(|(partition, _)| !leaving.contains(partition))
         .collect()

@@ -5,9 +5,9 @@ use super::cursors::{END, START};
 use super::due::DUE_EVERY_MS;
 use super::*;
 use crate::key_order::{BlockedKey, OrderedKey};
-use crate::message::{Event, Properties, Publication, Text};
+use crate::message::{Event, Outcome, Properties, Publication, Text};
 use crate::open_transactions::OpenTransaction;
-use crate::settle::{Ordering, RetryPolicy};
+use crate::settle::{Blocks, Disposition, Ordering, RetryPolicy, Rules};
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 
@@ -93,7 +93,7 @@ impl Tables for RefCell<Script> {
         Ok((batch(&[]), false))
     }
 
-    fn bring_due(&self, _: Option<&[Held]>) -> Result<DueMessages, Infallible> {
+    fn bring_due(&self, _: Option<&[HeldLease]>) -> Result<DueMessages, Infallible> {
         let moved = std::mem::take(&mut self.borrow_mut().due).into_iter();
         Ok(DueMessages {
             moved: moved.map(|seq| ("default".to_owned(), partition(), seq)).collect(),
@@ -149,7 +149,7 @@ impl Memory for Shared {
         Ok(Vec::new())
     }
 
-    fn peek_rewinds(&self, _: &str, _: &[Held]) -> Vec<(Partition, i64)> {
+    fn peek_rewinds(&self, _: &str, _: &[HeldLease]) -> Vec<(Partition, i64)> {
         Vec::new()
     }
 }

@@ -80,7 +80,9 @@ impl Engine {
             return false;
         };
         let pointer = &message.pointer;
-        pointer.crashes > 0 || self.key_order.is_first(handle) || self.lanes.is_blocker(pointer.partition, pointer.seq)
+        pointer.crashes > 0
+            || self.key_order.is_first(handle)
+            || self.read_limits.is_blocker(pointer.partition, pointer.seq)
     }
 }
 

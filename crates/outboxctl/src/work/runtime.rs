@@ -9,11 +9,12 @@ use super::settings;
 use crate::failure::{Code, Failure};
 use crate::progress::WorkerProgress;
 use crate::shutdown::Shutdown;
-use outbox_core::engine::{DueCounters, Held, Memory, Request, Settlement, Sharing};
+use outbox_core::engine::{DueCounters, HeldLease, Memory, Request, Sharing};
 use outbox_core::lease::Lease;
 use outbox_core::message::Pointer;
 use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
+use outbox_core::settle::Ended;
 use outbox_core::standbys::Replication;
 use outbox_core::words::Word;
 use outbox_transport::target::Target;
@@ -186,7 +187,7 @@ impl outbox_worker::Runtime for WorkRuntime {
         }
         let plan = plan(&workers, &session.protocol.leases()?);
         let (held, ttl_s) = session.lease(&plan.renew, &plan.release, &plan.take)?;
-        let partitions = held.iter().map(|(partition, _): &Held| *partition);
+        let partitions = held.iter().map(|(partition, _): &HeldLease| *partition);
         self.context.partitions.replace(partitions.collect());
         // Without a lease there is nothing to publish.
         let lasts = Duration::from_secs(ttl_s.unwrap_or_default());
@@ -229,7 +230,7 @@ impl outbox_worker::Runtime for WorkRuntime {
 
     /// Takes the rewinds of all leased partitions and destinations in one statement, and keeps those of other
     /// destinations.
-    fn take_rewinds(&self, destination: &str, _: &[Held]) -> Result<Vec<(Partition, i64)>, WorkError> {
+    fn take_rewinds(&self, destination: &str, _: &[HeldLease]) -> Result<Vec<(Partition, i64)>, WorkError> {
         let partitions = self.context.partitions.borrow();
         if partitions.is_empty() {
             return Ok(Vec::new());
@@ -281,9 +282,8 @@ impl outbox_worker::Runtime for WorkRuntime {
         }
     }
 
-    fn settled(&self, _: &str, batch: &[Settlement]) {
-        let mut totals = self.context.totals.borrow_mut();
-        (batch.iter()).for_each(|settlement| totals.ended.note(&settlement.disposition));
+    fn settled(&self, _: &str, ended: &Ended) {
+        self.context.totals.borrow_mut().ended.add(*ended);
     }
 
     /// Reports only whether there are some.
@@ -342,7 +342,7 @@ impl Memory for WorkRuntime {
         open
     }
 
-    fn peek_rewinds(&self, destination: &str, leases: &[Held]) -> Vec<(Partition, i64)> {
+    fn peek_rewinds(&self, destination: &str, leases: &[HeldLease]) -> Vec<(Partition, i64)> {
         let rewinds = self.context.rewinds.borrow();
         let of = |rewind: &Rewinds| match destination {
             DEFAULT_DESTINATION => rewind.default,

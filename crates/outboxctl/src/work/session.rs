@@ -6,7 +6,7 @@ use super::error::{WorkError, WorkErrorKind, unexpected};
 use crate::connect::{self, ConnectArgs};
 use crate::failure::Code;
 use crate::progress::WorkerIdentity;
-use outbox_core::engine::{Batch, Held, Lane};
+use outbox_core::engine::{Batch, HeldLease, Lane};
 use outbox_core::open_transactions::{FILTER_WORDS, OpenTransaction};
 use outbox_core::partition::Partition;
 use outbox_core::session;
@@ -182,10 +182,10 @@ impl WorkerSession {
     /// Renews, releases and takes leases. Returns the leases of this worker, and for how many seconds they last.
     pub fn lease(
         &self,
-        renew: &[Held],
-        release: &[Held],
+        renew: &[HeldLease],
+        release: &[HeldLease],
         take: &[Partition],
-    ) -> Result<(Vec<Held>, Option<u64>), WorkError> {
+    ) -> Result<(Vec<HeldLease>, Option<u64>), WorkError> {
         let ((renew, renew_epochs), (release, release_epochs)) = (columns(renew), columns(release));
         let args = [
             Arg::SmallInts(Some(renew)),

@@ -3,7 +3,7 @@
 
 use super::context::WorkContext;
 use super::error::{WorkError, WorkErrorKind};
-use outbox_core::engine::{Batch, DueMessages, Held, Lane, Settlement, StatementTimeout, Tables};
+use outbox_core::engine::{Batch, DueMessages, HeldLease, Lane, Settlement, StatementTimeout, Tables};
 use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Blocks;
@@ -55,7 +55,7 @@ impl Tables for WorkContext {
         Ok((claimed.batch, more))
     }
 
-    fn bring_due(&self, leases: Option<&[Held]>) -> Result<DueMessages, WorkError> {
+    fn bring_due(&self, leases: Option<&[HeldLease]>) -> Result<DueMessages, WorkError> {
         self.session.protocol.bring_due(leases)
     }
 

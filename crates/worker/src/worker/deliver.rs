@@ -49,10 +49,11 @@ impl<R: Runtime> Worker<R> {
             wait_ms: self.common.settings.idle_backoff_ms,
         };
         self.check_standbys(pause)?;
-        (0..self.destinations.len()).for_each(|index| self.admit(index)); // it also decides that one may not claim
+        (0..self.destinations.len()).for_each(|index| self.set_allowance(index)); // it also decides that one may not claim
         let common = &self.common;
+        (self.destinations.iter_mut()).for_each(|destination| destination.give_back(common));
         let (last, first): (Vec<usize>, Vec<usize>) =
-            (0..self.destinations.len()).partition(|index| self.destinations[*index].settles_first(common));
+            (0..self.destinations.len()).partition(|index| self.destinations[*index].must_settle());
         let mut steps: VecDeque<Step> = first.into_iter().chain(last).map(Step::Serve).collect();
         while let Some(step) = steps.pop_front() {
             if self.common.runtime.is_ending() && !matches!(step, Step::Settle(_)) {
@@ -96,14 +97,17 @@ impl<R: Runtime> Worker<R> {
         pause: &mut Pause,
     ) -> Result<(), R::Error> {
         match step {
-            Step::Serve(index) => steps.push_front(match self.destinations[index].settles_first(&self.common) {
-                true => Step::SettleFirst(index),
-                false => Step::Claim(index),
-            }),
+            Step::Serve(index) => {
+                self.destinations[index].give_back(&self.common);
+                steps.push_front(match self.destinations[index].must_settle() {
+                    true => Step::SettleFirst(index),
+                    false => Step::Claim(index),
+                });
+            }
             Step::SettleFirst(index) => match self.settle_some(index)? {
                 true => steps.push_front(step),
                 false => {
-                    self.admit(index);
+                    self.set_allowance(index);
                     steps.push_front(Step::Claim(index));
                 }
             },
@@ -141,9 +145,9 @@ impl<R: Runtime> Worker<R> {
         Ok(())
     }
 
-    fn admit(&mut self, index: usize) {
+    fn set_allowance(&mut self, index: usize) {
         let may_claim = self.may_claim(index);
-        self.destinations[index].admit(&self.common, may_claim);
+        self.destinations[index].set_allowance(&self.common, may_claim);
     }
 
     fn settle_some(&mut self, index: usize) -> Result<bool, R::Error> {

@@ -4,7 +4,7 @@ use super::{SOON, Worker};
 use crate::destination::{Destination, STOP_LIMIT};
 use crate::leases::Decided;
 use crate::runtime::Runtime;
-use outbox_core::engine::{Held, Sharing};
+use outbox_core::engine::{HeldLease, Sharing};
 use outbox_core::partition::Partition;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -81,7 +81,7 @@ impl<R: Runtime> Worker<R> {
 
     /// Stops the publishers that hold messages of leases which are lost or have run out. Those messages must not be
     /// sent, so this comes before the deadline is extended.
-    fn give_up_what_has_run_out(&mut self, held: &[Held], freed: &[Held]) {
+    fn give_up_what_has_run_out(&mut self, held: &[HeldLease], freed: &[HeldLease]) {
         let runtime = &self.common.runtime;
         let run_out = self.leases.run_out(held, freed, runtime.boottime_ns());
         if run_out.is_empty() {
@@ -106,7 +106,7 @@ impl<R: Runtime> Worker<R> {
         }
     }
 
-    fn set_leases(&mut self, held: Vec<Held>, decided: &Decided) {
+    fn set_leases(&mut self, held: Vec<HeldLease>, decided: &Decided) {
         if held.len() != self.leases.held.len() {
             let runtime = &self.common.runtime;
             runtime.log(None, format_args!("owns {} partitions", held.len()));

@@ -15,7 +15,7 @@ use crate::leases::Leases;
 use crate::report::{PassCounts, PassEnd};
 use crate::runtime::{Orders, Runtime};
 use crate::settings::{Described, WorkerSettings};
-use outbox_core::engine::{DueSchedule, Held, Sharing};
+use outbox_core::engine::{DueSchedule, HeldLease, Sharing};
 use outbox_core::settle::Ended;
 use outbox_core::standbys::Progress;
 use request::Task;
@@ -123,7 +123,7 @@ impl<R: Runtime> Worker<R> {
         self.common.workers
     }
 
-    pub fn leases(&self) -> &[Held] {
+    pub fn leases(&self) -> &[HeldLease] {
         &self.leases.held
     }
 

@@ -11,7 +11,7 @@ use super::world::{
     partition_of, plain, settle_one,
 };
 use outbox_core::engine::{
-    Batch, Bounds, Claimed, DueCounters, DueMessages, Held, Lane, Settlement, SlotId, StatementTimeout, Tables,
+    Batch, Bounds, Claimed, DueCounters, DueMessages, HeldLease, Lane, Settlement, SlotId, StatementTimeout, Tables,
 };
 use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::lease::Lease;
@@ -19,7 +19,7 @@ use outbox_core::message::{Pointer, Text};
 use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
 use outbox_core::route::{Format, Statics, Template};
-use outbox_core::settle::{Blocks, Ending, RetryPolicy, Rules};
+use outbox_core::settle::{Blocks, Ended, Ending, RetryPolicy, Rules};
 use outbox_core::standbys::{Replication, Standby, Standbys};
 use outbox_transport::target::{Amqp, Certificates, Limits, Protocol, Target};
 use outbox_transport::{AllowList, ExchangeType, NotStarted};
@@ -432,7 +432,7 @@ impl outbox_worker::Runtime for Host {
 
     // ---- shared memory ----------------------------------------------------------------------------------------------
 
-    fn take_rewinds(&self, destination: &str, leases: &[Held]) -> Result<Vec<(Partition, i64)>, Failed> {
+    fn take_rewinds(&self, destination: &str, leases: &[HeldLease]) -> Result<Vec<(Partition, i64)>, Failed> {
         self.memory_may_fail()?;
         self.reap();
         let (worker, destination) = (self.worker, destination_number(destination));
@@ -483,7 +483,7 @@ impl outbox_worker::Runtime for Host {
 
     fn confirmed(&self, _: &Pointer, _: i64) {}
 
-    fn settled(&self, _: &str, _: &[Settlement]) {}
+    fn settled(&self, _: &str, _: &Ended) {}
 
     fn report(&self, _: &str, _: Option<&ConnectionStatus>, _: Option<i64>) -> Result<(), Failed> {
         self.transaction(|_, _| ())
@@ -679,7 +679,7 @@ impl Tables for Host {
         claimed
     }
 
-    fn bring_due(&self, leases: Option<&[Held]>) -> Result<DueMessages, Failed> {
+    fn bring_due(&self, leases: Option<&[HeldLease]>) -> Result<DueMessages, Failed> {
         self.transaction(|world, me| {
             let leases = plain(leases.unwrap_or_default());
             let moved = world.tables.bring_due(me, &leases, world.now_ms, 20);
@@ -740,7 +740,7 @@ impl outbox_core::engine::Memory for Host {
     }
 
     /// (d): ready slots before the rewinds.
-    fn peek_rewinds(&self, destination: &str, leases: &[Held]) -> Vec<(Partition, i64)> {
+    fn peek_rewinds(&self, destination: &str, leases: &[HeldLease]) -> Vec<(Partition, i64)> {
         let (flaw, destination) = (self.flaw(), destination_number(destination));
         let peek = |partition: Partition| {
             let index = partition.index();

@@ -6,7 +6,7 @@ use super::oracle::{End, Fate, Oracle};
 use super::publisher::Broker;
 use super::sessions::{Effects, Prepared, Session};
 use super::tables::{Claim, Row, Tables};
-use outbox_core::engine::{CRASHES_MAX, Claimed, Held, Request, RowId};
+use outbox_core::engine::{CRASHES_MAX, Claimed, HeldLease, Request, RowId};
 use outbox_core::message::{Event, Outcome, Pointer};
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Action, Blocks, Ending, Ordering};
@@ -290,7 +290,7 @@ pub fn partition_of(index: u16) -> Partition {
     Partition::new(i64::from(index)).expect("below the count")
 }
 
-pub fn plain(leases: &[Held]) -> Vec<(u16, i64)> {
+pub fn plain(leases: &[HeldLease]) -> Vec<(u16, i64)> {
     leases
         .iter()
         .map(|(partition, epoch)| (partition.index(), *epoch))

@@ -5,7 +5,7 @@ use crate::engine::*;
 use crate::key_order::{BlockedKey, OrderedKey};
 use crate::message::{Event, Outcome, Pointer};
 use crate::open_transactions::OpenTransaction;
-use crate::settle::{Blocks, Ordering, RetryPolicy};
+use crate::settle::{Blocks, Disposition, Ordering, RetryPolicy, Rules};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -78,7 +78,7 @@ impl Tables for RefCell<Table> {
         Ok((rows(&seqs), false))
     }
 
-    fn bring_due(&self, _: Option<&[Held]>) -> Result<DueMessages, Infallible> {
+    fn bring_due(&self, _: Option<&[HeldLease]>) -> Result<DueMessages, Infallible> {
         let table = &mut *self.borrow_mut();
         let now_ms = table.now_ms;
         let due = table.backs_off.extract_if(.., |_, due_ms| *due_ms <= now_ms);
@@ -128,7 +128,7 @@ impl Memory for Commits {
         Ok(Vec::new())
     }
 
-    fn peek_rewinds(&self, _: &str, _: &[Held]) -> Vec<(Partition, i64)> {
+    fn peek_rewinds(&self, _: &str, _: &[HeldLease]) -> Vec<(Partition, i64)> {
         self.0.get().map(|seq| (partition(), seq)).into_iter().collect()
     }
 }

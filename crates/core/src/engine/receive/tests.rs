@@ -5,7 +5,7 @@ use super::super::cursors::START;
 use super::super::due::DUE_EVERY_MS;
 use super::super::fast_in_flight::CLAIM_AFTER_MS;
 use super::super::tests::{RULES, Script, batch, engine, hand_over, partition, publication, seqs, with_tables};
-use super::super::{CRASHES_ALONE, Held, Portion, Request, SlotId};
+use super::super::{CRASHES_ALONE, HeldLease, Portion, Request, SlotId};
 use super::*;
 use crate::message::Outcome;
 use crate::open_transactions::{FILTER_WORDS, OpenTransaction, filter_bit};
@@ -40,7 +40,7 @@ impl Memory for Shared {
         Ok(open.collect())
     }
 
-    fn peek_rewinds(&self, _: &str, _: &[Held]) -> Vec<(Partition, i64)> {
+    fn peek_rewinds(&self, _: &str, _: &[HeldLease]) -> Vec<(Partition, i64)> {
         self.rewind.get().map(|seq| (partition(), seq)).into_iter().collect()
     }
 

@@ -14,14 +14,14 @@ use std::collections::{BTreeSet, HashMap};
 
 /// The read limits by partition. Empty unless a partition is one order.
 #[derive(Debug, Default)]
-pub(super) struct Lanes {
+pub(super) struct ReadLimits {
     /// The seqs of failed messages: they wait in `outbox_waiting`, are dead letters, or are tried again alone.
     blockers: HashMap<Partition, BTreeSet<i64>>,
     /// Seqs beyond which a claimed message would only be parked. The engine writes them before and after each claim.
     pub bounds: HashMap<Partition, i64>,
 }
 
-impl Lanes {
+impl ReadLimits {
     /// Forgets the blockers of the partitions in `scope`.
     pub fn forget(&mut self, scope: impl Fn(Partition) -> bool) {
         self.blockers.retain(|partition, _| !scope(*partition));

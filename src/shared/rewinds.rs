@@ -1,4 +1,4 @@
-//! Lanes in shared memory; here a lane is a partition of a class of destinations. Its word holds the seq from which the
+//! Lanes in shared memory; here a lane is a partition of a group of destinations. Its word holds the seq from which the
 //! lane is read again (*rewind*), and the worker that reads it. Sessions lower the seq at COMMIT, and the worker takes
 //! it. crates/core/tests/model_cursor.rs models this.
 
@@ -7,37 +7,37 @@ use outbox_worker::DEFAULT_DESTINATION;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 const MAX_PARTITIONS: usize = 1024;
-const CLASSES: usize = 4;
+const GROUPS: usize = 4;
 
-/// A class of destinations that share one *rewind* word in each partition. The default destination has its own class;
+/// A group of destinations that share one *rewind* word in each partition. The default destination has its own group;
 /// the others share three.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Class(u8);
+pub struct RewindGroup(u8);
 
-impl Class {
+impl RewindGroup {
     pub fn of(destination: &str) -> Self {
         match destination {
             DEFAULT_DESTINATION => Self(0),
-            name => Self(1 + (crc32(name) % (CLASSES as u32 - 1)) as u8),
+            name => Self(1 + (crc32(name) % (GROUPS as u32 - 1)) as u8),
         }
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        (0..CLASSES as u8).map(Self)
+        (0..GROUPS as u8).map(Self)
     }
 }
 
-/// The lanes of one database: for each class, its partitions.
+/// The lanes of one database: for each group, its partitions.
 #[repr(C)]
-pub struct LaneRewinds([[Rewind; MAX_PARTITIONS]; CLASSES]);
+pub struct LaneRewinds([[Rewind; MAX_PARTITIONS]; GROUPS]);
 
 impl LaneRewinds {
     pub fn iter(&self) -> impl Iterator<Item = &Rewind> {
         self.0.iter().flatten()
     }
 
-    pub fn of(&self, class: Class, partition: Partition) -> Option<&Rewind> {
-        self.0.get(usize::from(class.0))?.get(usize::from(partition.index()))
+    pub fn of(&self, group: RewindGroup, partition: Partition) -> Option<&Rewind> {
+        self.0.get(usize::from(group.0))?.get(usize::from(partition.index()))
     }
 }
 

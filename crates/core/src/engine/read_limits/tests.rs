@@ -4,7 +4,7 @@
 use super::*;
 use crate::engine::tests::{settle, with_tables};
 use crate::engine::{
-    Batch, Bounds, Claimed, DueCounters, DueMessages, DueSchedule, Engine, Held, Lane, Memory, Portion, RowId,
+    Batch, Bounds, Claimed, DueCounters, DueMessages, DueSchedule, Engine, HeldLease, Lane, Memory, Portion, RowId,
     Settlement, Sharing, StatementTimeout, Tables,
 };
 use crate::key_order::{MessageHandle, OrderedKey};
@@ -132,7 +132,7 @@ impl Tables for RefCell<Table> {
         Ok((batch, table.behind.iter().any(of_key)))
     }
 
-    fn bring_due(&self, _: Option<&[Held]>) -> Result<DueMessages, Infallible> {
+    fn bring_due(&self, _: Option<&[HeldLease]>) -> Result<DueMessages, Infallible> {
         let table = &mut *self.borrow_mut();
         let due = match table.now_ms {
             0 => BTreeSet::new(),
@@ -176,7 +176,7 @@ impl Memory for Sessions {
         Ok(self.0.clone())
     }
 
-    fn peek_rewinds(&self, _: &str, _: &[Held]) -> Vec<(Partition, i64)> {
+    fn peek_rewinds(&self, _: &str, _: &[HeldLease]) -> Vec<(Partition, i64)> {
         Vec::new()
     }
 }

@@ -1,0 +1,112 @@
+//! Takes the publisher's outcomes, and releases messages that get none. Called on the worker's main thread.
+
+use super::rows::Settlement;
+use super::suspects::Suspects;
+use super::under_way::{ClaimedMessage, WithPublisher};
+use super::{Engine, Sharing};
+use crate::key_order::MessageHandle;
+use crate::message::{Outcome, Pointer};
+use crate::settle::{Blocks, Disposition, Rules, decide};
+use std::collections::HashSet;
+
+impl Engine {
+    /// Takes the publisher's outcome for one message. `since_ms` is when the outcome began to wait for its settle.
+    pub fn on_outcome(&mut self, handle: MessageHandle, outcome: &Outcome, rules: &Rules, since_ms: u64, seed: u64) {
+        if self.unsettled.is_empty() {
+            self.unsettled_since_ms = since_ms;
+        }
+        if !self.messages.contains_key(&handle) {
+            return;
+        }
+        self.with_publisher.less(self.messages.get(&handle));
+        self.alone = self.alone.filter(|alone| *alone != handle);
+        self.answers.on_end(handle);
+        self.end(handle, outcome, rules, seed);
+        if !self.suspects.in_doubt() {
+            self.give_back_aside(rules); // the window decides how many of them go at a time
+        }
+    }
+
+    pub(super) fn end(&mut self, handle: MessageHandle, outcome: &Outcome, rules: &Rules, seed: u64) {
+        self.end_with(
+            handle,
+            outcome,
+            rules,
+            |suspects, handle, outcome, pointer| match pointer {
+                Some(pointer) => suspects.decide(outcome, pointer, &rules.retry, handle ^ seed),
+                None => decide(outcome, 0, &rules.retry, handle ^ seed),
+            },
+        );
+    }
+
+    pub(super) fn end_with(
+        &mut self,
+        handle: MessageHandle,
+        outcome: &Outcome,
+        rules: &Rules,
+        mut decide: impl FnMut(&mut Suspects, MessageHandle, &Outcome, Option<&Pointer>) -> Disposition,
+    ) {
+        if !outcome.is_passed() {
+            // Later messages of its key that the publisher does not have yet must not overtake it.
+            let messages = &self.messages;
+            let unsent = |handle| (messages.get(&handle)).is_some_and(|message| message.publication.is_some());
+            let held_back: HashSet<MessageHandle> = self.key_order.hold_back(handle, unsent).into_iter().collect();
+            if !held_back.is_empty() {
+                self.ready.retain(|handle| !held_back.contains(handle));
+            }
+            self.answers.await_those(self.key_order.unanswered_beside(handle));
+        }
+        let (messages, suspects) = (&self.messages, &mut self.suspects);
+        let ended = self.key_order.on_outcome(
+            handle,
+            outcome,
+            rules.dead_blocks() != Blocks::Nothing,
+            |handle, outcome| {
+                let pointer = messages.get(&handle).map(|message| &message.pointer);
+                decide(suspects, handle, outcome, pointer)
+            },
+        );
+        for (handle, disposition) in ended {
+            if let Some(ClaimedMessage { pointer, .. }) = self.messages.get(&handle)
+                && self.sharing == Sharing::Leases
+            {
+                self.read_limits
+                    .record(pointer.partition, pointer.seq, &disposition, rules);
+            }
+            self.queue_settle(handle, disposition);
+        }
+    }
+
+    pub(super) fn queue_settle(&mut self, handle: MessageHandle, disposition: Disposition) {
+        let Some(message) = self.messages.remove(&handle) else {
+            return;
+        };
+        self.progress.on_end(handle, &disposition);
+        self.unsettled.push(Settlement {
+            row_id: message.row_id,
+            pointer: message.pointer,
+            disposition,
+        });
+    }
+
+    pub(super) fn release(&mut self, handles: Vec<MessageHandle>, reason: &str) {
+        for handle in handles {
+            let reason = reason.to_owned();
+            self.queue_settle(handle, Disposition::Release { reason });
+        }
+    }
+
+    /// Releases all claimed messages, because the connection is lost or the worker ends. Those that were with the
+    /// publisher may or may not have arrived.
+    pub fn release_all(&mut self, reason: &str) {
+        self.ready.clear();
+        self.aside.clear();
+        self.key_order.forget_sent();
+        self.with_publisher = WithPublisher::default();
+        self.alone = None;
+        self.answers.clear();
+        let mut handles: Vec<MessageHandle> = self.messages.keys().copied().collect();
+        handles.sort_unstable();
+        self.release(handles, reason);
+    }
+}
