@@ -395,6 +395,9 @@ fn a_dropped_destination_takes_no_room_of_the_fast_path() {
     );
     writers.iter_mut().for_each(|writer| writer.run("commit"));
     let (mut client, mut other) = (cluster.connect(DB), cluster.connect(DB));
+    client.publish(Event::new("after them").key("fast"));
+    assert_eq!(label(&consumer.next()), "after them");
+    wait_published(&cluster, 2); // the worker has given them up, and its claim is over
     let held = block_claims(&mut other);
     client.publish(Event::new("fast").key("fast"));
     assert_eq!(label(&consumer.next()), "fast");

@@ -222,7 +222,10 @@ fn an_expired_message_counts_as_a_failure_of_its_minute_and_not_as_an_attempt() 
         "select sum(failed) = 1 from outbox_throughput",
     );
     let of_destination = "select sum(failed) from outbox_destination_throughput where length = '1 minute'";
-    assert_eq!(cluster.query_one::<i64>(DB, &format!("select ({of_destination})::bigint")), 1);
+    assert_eq!(
+        cluster.query_one::<i64>(DB, &format!("select ({of_destination})::bigint")),
+        1
+    );
     assert_eq!(sums(&cluster, DB), [0, 0, 1]);
     wait_for_failures(&cluster, 1);
     assert_eq!(
