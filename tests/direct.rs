@@ -497,3 +497,31 @@ fn a_full_lock_table_ends_the_call_in_a_savepoint_and_not_the_server() {
         "the server restarted"
     );
 }
+
+#[test]
+fn a_publish_succeeds_while_other_sessions_change_options_of_the_tables() {
+    let cluster = cluster();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Each is announced to all sessions, and waits for none.
+            let mut client = cluster.connect(DB);
+            for n in 50_000.. {
+                for table in ["outbox_events", "outbox"] {
+                    client.run(&format!("alter table {table} set (autovacuum_analyze_threshold = {n})"));
+                }
+                if is_over.load(SeqCst) {
+                    return;
+                }
+            }
+        });
+        let mut client = cluster.connect(DB);
+        let failed = (0..3_000).find_map(|_| client.query("select outbox_publish('T', '{}')", &[]).err());
+        is_over.store(true, SeqCst);
+        assert!(failed.is_none(), "{failed:?}");
+    });
+    assert_eq!(
+        cluster.query_one::<i64>(DB, "select count(*) from outbox join outbox_events using (seq)"),
+        3_000
+    );
+}

@@ -12,8 +12,14 @@ pub fn us_since_1970(time: TimestampWithTimeZone) -> i64 {
     since_1970(time.into())
 }
 
+const YEAR_2000_S: i64 = 946_684_800;
+
 /// Converts a time that Postgres counts, in µs since 2000.
 pub fn since_1970(us_since_2000: i64) -> i64 {
-    const YEAR_2000_US: i64 = 946_684_800_000_000;
-    us_since_2000.saturating_add(YEAR_2000_US)
+    us_since_2000.saturating_add(YEAR_2000_S * 1_000_000)
+}
+
+/// A time that Postgres counts, in µs since 2000, in whole seconds since 1970, rounded down.
+pub fn unix_seconds(us_since_2000: i64) -> i64 {
+    us_since_2000.div_euclid(1_000_000) + YEAR_2000_S
 }

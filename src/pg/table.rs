@@ -10,9 +10,10 @@ use crate::pg::text;
 use outbox_core::engine::RowId;
 use pgrx::datum::{IntoDatum, Uuid};
 use pgrx::pg_sys;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
 use std::ffi::CStr;
+use std::rc::Rc;
 
 /// A table as the extension creates it.
 pub struct Layout {
@@ -88,7 +89,11 @@ impl Layout {
 /// An open table, locked for writing until the transaction ends. It has no Drop: after an ERROR core may have another
 /// resource owner than the one that opened it, and closing it would raise again. The end of the (sub)transaction
 /// closes it.
-pub struct Table(pg_sys::Relation);
+pub struct Table {
+    relation: pg_sys::Relation,
+    /// Set by [`is`](Self::is). An invalidation that the server processes meanwhile does not take it away.
+    known: OnceCell<Rc<Known>>,
+}
 
 struct Known {
     /// The index of each column in a row, and how it is filled. Dropped columns are in between.
@@ -132,7 +137,7 @@ pub struct Row<'a> {
 
 thread_local! {
     /// The tables that had their layout at the last check.
-    static KNOWN: RefCell<HashMap<u32, Option<Known>>> = RefCell::default();
+    static KNOWN: RefCell<HashMap<u32, Option<Rc<Known>>>> = RefCell::default();
     /// Whether a known table has changed since then, or an unknown one.
     static STALE: Cell<bool> = const { Cell::new(false) };
     static WATCHED: Cell<[u32; 4]> = const { Cell::new([0; 4]) };
@@ -148,19 +153,21 @@ impl Table {
         unsafe {
             pg_sys::PreventCommandIfReadOnly(c"INSERT".as_ptr());
             pg_sys::PreventCommandIfParallelMode(c"INSERT".as_ptr());
-            Self(pg_sys::table_open(oid.into(), pg_sys::RowExclusiveLock as i32))
+            let relation = pg_sys::table_open(oid.into(), pg_sys::RowExclusiveLock as i32);
+            let known = OnceCell::new();
+            Self { relation, known }
         }
     }
 
     /// Closes the table and keeps the lock.
     pub fn close(self) {
         // SAFETY: the table is open, and the resource owner that opened it is current.
-        unsafe { pg_sys::table_close(self.0, pg_sys::NoLock as i32) }
+        unsafe { pg_sys::table_close(self.relation, pg_sys::NoLock as i32) }
     }
 
     fn oid(&self) -> u32 {
         // SAFETY: the relation is open.
-        unsafe { (*self.0).rd_id.to_u32() }
+        unsafe { (*self.relation).rd_id.to_u32() }
     }
 
     /// Whether a row may be written without the executor: the table has this layout, and an INSERT has no side effects.
@@ -172,14 +179,20 @@ impl Table {
         if STALE.take() {
             KNOWN.with_borrow_mut(HashMap::clear);
         }
-        if let Some(known) = KNOWN.with_borrow(|known| known.get(&oid).map(Option::is_some)) {
-            return known;
+        if let Some(known) = KNOWN.with_borrow(|known| known.get(&oid).cloned()) {
+            return self.found(known);
         }
         let is = self.has_checks(&layout.checks) && self.is_left_alone() && self.has_simple_indexes();
-        let known = is.then(|| self.known_columns(&layout.columns)).flatten();
-        let is = known.is_some();
-        KNOWN.with_borrow_mut(|all| all.insert(oid, known));
-        is
+        let known = is.then(|| self.known_columns(&layout.columns)).flatten().map(Rc::new);
+        KNOWN.with_borrow_mut(|all| all.insert(oid, known.clone()));
+        self.found(known)
+    }
+
+    fn found(&self, known: Option<Rc<Known>>) -> bool {
+        known.is_some_and(|known| {
+            self.known.get_or_init(|| known);
+            true
+        })
     }
 
     /// Whether the current role may write rows and read them. Checked at each call, because role changes are not
@@ -189,7 +202,7 @@ impl Table {
         unsafe {
             // An extension with this hook checks or logs each table of a statement.
             let hook = pg_sys::ExecutorCheckPerms_hook;
-            hook.is_none() && may(self.0, pg_sys::ACL_INSERT | pg_sys::ACL_SELECT)
+            hook.is_none() && may(self.relation, pg_sys::ACL_INSERT | pg_sys::ACL_SELECT)
         }
     }
 
@@ -197,7 +210,7 @@ impl Table {
     fn is_left_alone(&self) -> bool {
         // SAFETY: the relation is open, so what the cache holds of it stays.
         unsafe {
-            let (relation, class) = (&*self.0, &*(*self.0).rd_rel);
+            let (relation, class) = (&*self.relation, &*(*self.relation).rd_rel);
             let has_triggers = relation.trigdesc.as_ref().is_some_and(|triggers| {
                 triggers.trig_insert_before_row
                     || triggers.trig_insert_after_row
@@ -219,7 +232,7 @@ impl Table {
     fn has_simple_indexes(&self) -> bool {
         // SAFETY: the relation is open, and locked so that no index of it can be dropped.
         unsafe {
-            let list = pg_sys::RelationGetIndexList(self.0);
+            let list = pg_sys::RelationGetIndexList(self.relation);
             let count = list.as_ref().map_or(0, |list| list.length);
             let all_simple = (0..count).all(|nth| {
                 let oid = pg_sys::list_nth_oid(list, nth);
@@ -242,8 +255,8 @@ impl Table {
     fn known_columns(&self, columns: &[Column]) -> Option<Known> {
         // SAFETY: the relation is open; the descriptor has as many columns and defaults as it says.
         unsafe {
-            let descriptor = &*(*self.0).rd_att;
-            let attributes = major::attributes((*self.0).rd_att);
+            let descriptor = &*(*self.relation).rd_att;
+            let attributes = major::attributes((*self.relation).rd_att);
             let live: Vec<_> = attributes.iter().filter(|attribute| !attribute.attisdropped).collect();
             let constraints = descriptor.constr.as_ref();
             let defaults = constraints.map_or(&[][..], |all| slice(all.defval, all.num_defval.into()));
@@ -260,7 +273,7 @@ impl Table {
                     return None;
                 }
                 if column.filled == Filled::Identity {
-                    known.sequence = major::identity_sequence(self.0, attribute.attnum).to_u32();
+                    known.sequence = major::identity_sequence(self.relation, attribute.attnum).to_u32();
                     if known.sequence == 0 {
                         return None;
                     }
@@ -276,7 +289,7 @@ impl Table {
     fn has_checks(&self, checks: &[String]) -> bool {
         // SAFETY: the relation is open, and the descriptor has that many columns.
         let mut found: Vec<String> = unsafe {
-            let constraints = (*(*self.0).rd_att).constr.as_ref();
+            let constraints = (*(*self.relation).rd_att).constr.as_ref();
             let found = constraints.map_or(&[][..], |all| slice(all.check, all.num_check.into()));
             found.iter().map(|check| self.in_words(check.ccbin)).collect()
         };
@@ -295,7 +308,7 @@ impl Table {
                 pg_sys::F_PG_GET_EXPR_PG_NODE_TREE_OID,
                 pg_sys::InvalidOid,
                 nodes,
-                (*self.0).rd_id.into(),
+                (*self.relation).rd_id.into(),
             );
             let text = pg_sys::text_to_cstring(text.cast_mut_ptr());
             text::of_c(text)
@@ -309,7 +322,7 @@ impl Table {
         // SAFETY: one value for each column, of its type: see `is`. Core uses the function for its catalogs. It skips only
         // features that this table does not have.
         unsafe {
-            let columns = (*(*self.0).rd_att).natts as usize;
+            let columns = (*(*self.relation).rd_att).natts as usize;
             let (mut values, mut nulls) = (vec![pg_sys::Datum::null(); columns], vec![true; columns]);
             self.known(|known| {
                 let mut row = row.iter();
@@ -325,8 +338,8 @@ impl Table {
                 }
                 Some(())
             });
-            let tuple = pg_sys::heap_form_tuple((*self.0).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
-            pg_sys::CatalogTupleInsert(self.0, tuple);
+            let tuple = pg_sys::heap_form_tuple((*self.relation).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
+            pg_sys::CatalogTupleInsert(self.relation, tuple);
             let place = row_id((*tuple).t_self);
             pg_sys::heap_freetuple(tuple);
             pg_sys::CommandCounterIncrement();
@@ -343,7 +356,7 @@ impl Table {
     }
 
     fn known<T>(&self, read: impl FnOnce(&Known) -> Option<T>) -> Option<T> {
-        KNOWN.with_borrow(|known| read(known.get(&self.oid())?.as_ref()?))
+        read(self.known.get()?)
     }
 }
 
@@ -413,6 +426,14 @@ pub(super) fn row_id(pointer: pg_sys::ItemPointerData) -> RowId {
     RowId {
         block: u32::from(pointer.ip_blkid.bi_hi) << 16 | u32::from(pointer.ip_blkid.bi_lo),
         line: pointer.ip_posid,
+    }
+}
+
+pub(super) fn tid(row_id: RowId) -> pg_sys::ItemPointerData {
+    let (bi_hi, bi_lo) = ((row_id.block >> 16) as u16, row_id.block as u16);
+    pg_sys::ItemPointerData {
+        ip_blkid: pg_sys::BlockIdData { bi_hi, bi_lo },
+        ip_posid: row_id.line,
     }
 }
 
@@ -517,8 +538,11 @@ pub fn now() -> i64 {
     unsafe { pg_sys::GetCurrentTransactionStartTimestamp() }
 }
 
-/// A time in µs since 2000, as ISO 8601 in UTC with µs.
+/// A time in µs since 2000, as ISO 8601 in UTC with µs. None: it is infinite.
 pub fn in_utc(time: i64) -> Option<String> {
+    if matches!(time, i64::MIN | i64::MAX) {
+        return None;
+    }
     let mut tm = pg_sys::pg_tm::default();
     let mut us = 0;
     let none = std::ptr::null_mut();
@@ -526,7 +550,9 @@ pub fn in_utc(time: i64) -> Option<String> {
     let failed =
         unsafe { pg_sys::timestamp2tm(time, none, &mut tm, &mut us, std::ptr::null_mut(), std::ptr::null_mut()) };
     (failed == 0).then(|| {
-        let (year, month, day) = (tm.tm_year, tm.tm_mon, tm.tm_mday);
+        // The year before 1 is 1 BC. Its number is the text, as to_char() has it.
+        let year = if tm.tm_year > 0 { tm.tm_year } else { 1 - tm.tm_year };
+        let (month, day) = (tm.tm_mon, tm.tm_mday);
         let (hour, minute, second) = (tm.tm_hour, tm.tm_min, tm.tm_sec);
         format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{us:06}Z")
     })
