@@ -405,6 +405,29 @@ fn a_dropped_destination_takes_no_room_of_the_fast_path() {
 }
 
 #[test]
+fn a_commit_that_fails_delivers_nothing() {
+    let broker = Broker::shared();
+    let (cluster, consumer) = stage(broker);
+    cluster.exec(
+        DB,
+        "create table on_call (name text primary key, is_on boolean); insert into on_call values ('a', true), ('b', true)",
+    );
+    // Each reads what the other changes. The second COMMIT finds that, after it has filled its slot.
+    let mut clients = ["a", "b"].map(|name| {
+        let mut client = cluster.connect(DB);
+        client.run("begin isolation level serializable; select count(*) from on_call where is_on");
+        client.run(&format!("update on_call set is_on = false where name = '{name}'"));
+        client.publish(Event::new(name).key(name));
+        client
+    });
+    clients[0].run("commit");
+    let error = clients[1].batch_execute("commit").expect_err("a write skew");
+    assert_eq!(error.code(), Some(&SqlState::T_R_SERIALIZATION_FAILURE));
+    assert_eq!(label(&consumer.next()), "a");
+    assert_nothing_more(&consumer, &mut clients[0]);
+}
+
+#[test]
 fn no_message_takes_the_fast_path_once_its_destination_is_paused() {
     let broker = Broker::shared();
     let (cluster, consumer) = stage(broker);
