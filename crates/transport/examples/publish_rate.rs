@@ -157,8 +157,10 @@ fn run(publisher: &mut Publisher, count: usize) {
                 }
             }
         }
+        publisher.wake_after(64.min(count - done)); // as a worker that drains a backlog
         done += confirmed(wait(publisher));
     }
+    publisher.wake_after(1);
 }
 
 fn one_message(publisher: &mut Publisher, handle: u64) -> f64 {

@@ -4,6 +4,7 @@
 //! Runs on the publisher thread. A current-thread runtime drives everything here and lapin's tasks; lapin's own thread
 //! makes the socket calls. `session` covers the time while connected.
 
+mod attempts;
 mod config;
 mod connect;
 mod guard;

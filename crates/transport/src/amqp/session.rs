@@ -1,9 +1,10 @@
 //! A connection while it is in use: publish within the window, collect confirms and returns, time out, give up.
 //!
 //! Runs on the publisher thread, from `Connected` to `Down`. It is a pipeline without barriers: batches follow each
-//! other on one channel in order. An outcome is reported as soon as it is certain. With few messages open, and a worker
-//! that lets confirms wait, it is reported at the next timed check.
+//! other on one channel in order. An outcome is reported as soon as it is certain, or, if the worker lets confirms wait,
+//! with some others or at the next timed check.
 
+use super::attempts::{Attempts, Numbered};
 use super::config::AmqpConfig;
 use super::connect::{self, Link};
 use super::guard::{self, LastBytes, SocketHandle};
@@ -15,18 +16,14 @@ use crate::down::{DownReason, Fault};
 use crate::event::{Answered, ConnectionState};
 use crate::intake::{Intake, StopBy};
 use crate::{Outcome, Publication, Text};
-use futures_util::stream::FuturesUnordered;
 use futures_util::{Stream, StreamExt};
 use lapin::message::BasicReturnMessage;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::{Channel, Confirmation, Event as LapinEvent};
 use std::cell::Cell;
-use std::collections::{BTreeMap, VecDeque};
-use std::future::{Future, poll_fn};
+use std::collections::VecDeque;
+use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -41,14 +38,11 @@ const WINDOW_BYTES_MAX: usize = 64 << 20;
 /// The time limit for outstanding confirms after a stop request. Each confirm spares a duplicate at the next start.
 const STOP_GRACE_MAX: Duration = Duration::from_secs(5);
 
-/// With at most this number of open messages, a timer checks for answers. It is below UNWRITTEN_MAX because a write is
-/// noticed no earlier than its answer, and counts as unwritten until then.
-const FEW_MAX: usize = 32;
-/// The time from the first publish to that check.
+/// If the worker lets confirms wait, this number of writes and confirms wakes the thread. It is below UNWRITTEN_MAX, so
+/// that the socket stays busy.
+const WAKES: usize = 32;
+/// The time after which the thread looks for fewer.
 const CHECK_AFTER: Duration = Duration::from_millis(2);
-/// With a peer that takes longer than this to answer, the timer would check in vain. Its answers wake the thread
-/// instead.
-const QUICK: Duration = Duration::from_millis(5);
 
 /// Why a session is over, other than by a stop request.
 pub(crate) enum SessionEnd {
@@ -121,8 +115,8 @@ pub(crate) async fn serve(
         if session.arm_timer() {
             timer.as_mut().reset(session.next_timeout());
         }
-        let is_quiet = stop.is_none() && intake.main_lets_confirms_wait() && session.has_few_open();
-        if is_quiet && session.arm_check() {
+        let wakes = session.wakes(stop.is_none() && intake.main_lets_confirms_wait());
+        if wakes > 1 && session.arm_check() {
             check_timer.as_mut().reset(Instant::now() + CHECK_AFTER);
         }
         let is_idle = stop.is_none() && session.is_idle();
@@ -147,7 +141,7 @@ pub(crate) async fn serve(
                 session.watchdog.answered_elsewhere(Instant::now(), has_answered);
                 session.timer_armed = false;
             }
-            () = check_timer.as_mut(), if session.check_armed => session.check_armed = false,
+            () = check_timer.as_mut(), if session.check_armed => session.check_fired(),
             next = intake.next_or_stop(want_batch), if stop.is_none() => match next {
                 Ok(handed) => session.waiting = intake.accept(handed).unwrap_or_default().into(),
                 Err(order) => {
@@ -156,7 +150,7 @@ pub(crate) async fn serve(
                 }
             },
             () = place.ends(), if is_idle => return Ok(SessionEnd::Connection(None)),
-            () = session.progress(), if !is_quiet => {}
+            () = session.attempts.woken(wakes) => {}
         }
     }
     let mut fault = session.find_cause(events).await;
@@ -179,7 +173,7 @@ type Probe<'a> = Pin<Box<dyn Future<Output = lapin::Result<()>> + 'a>>;
 
 /// The result that lapin has for the message with this seq.
 type LapinAnswer = (u64, lapin::Result<Confirmation>);
-type PublishAttempt<'a> = Pin<Box<dyn Future<Output = LapinAnswer> + 'a>>;
+type PublishAttempt<'a> = dyn Future<Output = LapinAnswer> + 'a;
 
 /// A published message without an outcome.
 struct OpenMessage {
@@ -198,10 +192,9 @@ struct ChannelSession<'a> {
     /// The rest of the batch that was taken last.
     waiting: VecDeque<Publication>,
     /// Messages without an outcome, by seq, which is the order of publishing. At most `config.window`.
-    open: BTreeMap<u64, OpenMessage>,
+    open: Numbered<OpenMessage>,
     open_bytes: usize,
-    next_seq: u64,
-    attempts: FuturesUnordered<PublishAttempt<'a>>,
+    attempts: Attempts<PublishAttempt<'a>>,
     /// The number of attempts whose bytes lapin has not written yet. Shared with the attempts; all on this thread.
     unwritten: std::rc::Rc<Cell<usize>>,
     answers: Vec<LapinAnswer>,
@@ -214,6 +207,8 @@ struct ChannelSession<'a> {
     timeouts_from: Instant,
     timer_armed: bool,
     check_armed: bool,
+    /// Whether the last timed check found nothing. The next answer then wakes the thread: more checks would be in vain.
+    is_silent: bool,
     stop_at: Option<Instant>,
     watchdog: &'a mut ConfirmWatchdog,
     /// Why this connection is over, with the rank of the error. A more specific error replaces it.
@@ -227,10 +222,9 @@ impl<'a> ChannelSession<'a> {
             config,
             frame_bytes_max: link.frame_bytes_max,
             waiting: VecDeque::new(),
-            open: BTreeMap::new(),
+            open: Numbered::default(),
             open_bytes: 0,
-            next_seq: 0,
-            attempts: FuturesUnordered::new(),
+            attempts: Attempts::default(),
             unwritten: std::rc::Rc::default(),
             answers: Vec::new(),
             returns: Returns::default(),
@@ -240,6 +234,7 @@ impl<'a> ChannelSession<'a> {
             timeouts_from: Instant::now(),
             timer_armed: false,
             check_armed: false,
+            is_silent: false,
             stop_at: None,
             watchdog,
             broken: None,
@@ -292,37 +287,26 @@ impl<'a> ChannelSession<'a> {
             Ok(sendable) => sendable,
             Err(reason) => return self.outcomes.push(Answered::now(handle, Outcome::Refused { reason })),
         };
-        let seq = self.next_seq;
-        self.next_seq += 1;
-        self.open.insert(
-            seq,
-            OpenMessage {
-                handle,
-                started: Instant::now(),
-                body_bytes,
-                other_exchange,
-                routing_key,
-            },
-        );
+        let seq = self.open.push(OpenMessage {
+            handle,
+            started: Instant::now(),
+            body_bytes,
+            other_exchange,
+            routing_key,
+        });
         self.open_bytes += body_bytes;
         self.returns.sent(seq, message_id);
-        let mut attempt: PublishAttempt<'a> = Box::pin(attempt(self.channel, seq, sendable, self.unwritten.clone()));
-        match attempt.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(answer) => self.answers.push(answer),
-            Poll::Pending => self.attempts.push(attempt),
-        }
+        let attempt = Box::pin(attempt(self.channel, seq, sendable, self.unwritten.clone()));
+        self.answers.extend(self.attempts.add(attempt));
     }
 
-    /// Whether answers may be noticed late without harm. Then `attempts` is not polled with a waker of this thread:
-    /// each message would wake the thread when it is written and again when it is confirmed. The attempts are drained
-    /// when other messages are published, and by a timer.
-    fn has_few_open(&self) -> bool {
-        let few = FEW_MAX.min(self.config.window / 8);
-        let is_young = |open: &OpenMessage| open.started.elapsed() < QUICK;
-        self.open.len() <= few
-            && self.waiting.is_empty()
-            && self.has_room() // a new batch is taken immediately
-            && self.open.first_key_value().is_none_or(|(_, oldest)| is_young(oldest))
+    /// The number of writes and confirms for which this thread is woken.
+    fn wakes(&self, confirms_may_wait: bool) -> usize {
+        match self.has_room() && !self.waiting.is_empty() {
+            true => 0, // `fill` had no room, and has some now
+            false if confirms_may_wait && !self.is_silent => WAKES.min(self.config.window / 8).max(1),
+            false => 1,
+        }
     }
 
     /// Returns true if a check must be scheduled. With no open message there is none, and the thread sleeps.
@@ -332,24 +316,15 @@ impl<'a> ChannelSession<'a> {
         arm
     }
 
-    /// Completes when there is an answer to drain, or room for a message that waits here or in the queue.
-    async fn progress(&mut self) {
-        let had_room = self.has_room();
-        poll_fn(|cx| match self.attempts.poll_next_unpin(cx) {
-            Poll::Ready(Some(answer)) => {
-                self.answers.push(answer);
-                Poll::Ready(())
-            }
-            // Room may have become free since `fill` stopped without any: `drain` also polls the attempts.
-            _ if self.has_room() && !(had_room && self.waiting.is_empty()) => Poll::Ready(()),
-            _ => Poll::Pending,
-        })
-        .await;
+    fn check_fired(&mut self) {
+        self.check_armed = false;
+        self.is_silent = !self.attempts.are_woken();
     }
 
     /// Takes every answer that lapin has resolved so far: the complete drain that `returns` requires.
     fn drain(&mut self) {
-        take_ready(&mut self.attempts, &mut self.answers);
+        self.is_silent &= !self.attempts.are_woken();
+        self.attempts.take_ready(&mut self.answers);
         let mut answers = Vec::with_capacity(self.answers.len());
         for (seq, result) in std::mem::take(&mut self.answers) {
             match result {
@@ -364,7 +339,7 @@ impl<'a> ChannelSession<'a> {
         }
         let at = self.last_bytes.at();
         for (seq, outcome) in self.returns.drained(answers) {
-            let Some(open) = self.open.remove(&seq) else { continue };
+            let Some(open) = self.open.take(seq) else { continue };
             self.open_bytes -= open.body_bytes;
             self.watchdog.message_answered();
             match outcome {
@@ -381,8 +356,7 @@ impl<'a> ChannelSession<'a> {
 
     /// When the oldest message without an answer was published.
     fn oldest(&self) -> Option<Instant> {
-        let (_, oldest) = self.open.first_key_value()?;
-        Some(oldest.started.max(self.timeouts_from))
+        Some(self.open.oldest()?.started.max(self.timeouts_from))
     }
 
     /// Reports when messages are unconfirmed for too long, and when they no longer are.
@@ -416,7 +390,7 @@ impl<'a> ChannelSession<'a> {
         let reason = "the broker answered but did not confirm the message";
         self.lose_waiting(reason);
         let alone = self.open.len() == 1;
-        for (_, open) in std::mem::take(&mut self.open) {
+        for open in self.open.take_all() {
             self.outcomes.push(Answered::none(open.handle, reason, alone));
         }
     }
@@ -474,7 +448,7 @@ impl<'a> ChannelSession<'a> {
         self.timer_armed = false;
         if stopping && self.stop_at.is_some_and(|at| at <= Instant::now()) {
             self.break_off(0, Fault::new(DownReason::Closed, "the publisher was stopped"));
-        } else if self.open.values().next().is_some_and(|open| self.is_overdue(open)) {
+        } else if self.open.oldest().is_some_and(|open| self.is_overdue(open)) {
             let detail = format!("no confirm within {:?}", self.config.confirm_timeout);
             self.break_off(u8::MAX, Fault::new(DownReason::Timeout, detail));
         }
@@ -531,7 +505,7 @@ impl<'a> ChannelSession<'a> {
         let reason = fault.to_string();
         self.lose_waiting(&reason);
         let alone = self.open.len() == 1 && !self.is_ended_here();
-        for (_, open) in std::mem::take(&mut self.open) {
+        for open in self.open.take_all() {
             let refused = refusal(&open, &self.config.exchange, &fault.detail);
             self.outcomes.push(match refused {
                 Some(reason) => Answered::now(open.handle, Outcome::Refused { reason }),
@@ -543,38 +517,6 @@ impl<'a> ChannelSession<'a> {
     /// Whether the worker ends the connection, by a stop or because its lease is over.
     fn is_ended_here(&self) -> bool {
         self.stop_at.is_some() || self.config.deadline.has_passed()
-    }
-}
-
-/// Polls until the queue of FuturesUnordered is empty. An attempt is in that queue from the start, and again once lapin
-/// has woken it, whether or not a task waits for it. Otherwise lapin has its waker. So an empty queue means that all
-/// attempts resolved before have been taken.
-fn take_ready<F: Future + Unpin>(attempts: &mut FuturesUnordered<F>, into: &mut Vec<F::Output>) {
-    // FuturesUnordered is also pending when it pauses. It does so after a round of attempts that were not ready or were
-    // woken while it polled them. Then it wakes the task that polled it.
-    let flag = Arc::new(WakeFlag::default());
-    let waker = Waker::from(Arc::clone(&flag));
-    loop {
-        match attempts.poll_next_unpin(&mut Context::from_waker(&waker)) {
-            Poll::Ready(Some(answer)) => into.push(answer),
-            Poll::Ready(None) => return,
-            Poll::Pending if flag.0.swap(false, Ordering::Relaxed) => {}
-            Poll::Pending => return,
-        }
-    }
-}
-
-/// A waker that wakes no task and records that it was called.
-#[derive(Default)]
-struct WakeFlag(AtomicBool);
-
-impl Wake for WakeFlag {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -692,29 +634,6 @@ mod tests {
 
     fn refusal(open: &OpenMessage, detail: &str) -> Option<String> {
         super::refusal(open, "usual", detail)
-    }
-
-    #[test]
-    fn a_drain_takes_ready_attempts_behind_attempts_that_are_woken_while_polled() {
-        let mut attempts: FuturesUnordered<Pin<Box<dyn Future<Output = u32>>>> = FuturesUnordered::new();
-        for n in 0..10 {
-            let mut polls = 0;
-            attempts.push(Box::pin(poll_fn(move |cx| {
-                polls += 1;
-                match n == 9 || polls > 3 {
-                    true => Poll::Ready(n),
-                    false => {
-                        cx.waker().wake_by_ref(); // as lapin's thread may do at this moment
-                        Poll::Pending
-                    }
-                }
-            })));
-        }
-        attempts.push(Box::pin(std::future::pending()));
-        let mut taken = Vec::new();
-        take_ready(&mut attempts, &mut taken);
-        taken.sort_unstable();
-        assert_eq!((taken, attempts.len()), ((0..10).collect(), 1));
     }
 
     #[test]

@@ -1,0 +1,290 @@
+//! The publishes of a channel that lapin has not answered yet. Runs on the publisher thread; lapin's thread wakes them.
+//!
+//! lapin resolves each publish twice: when it is written, and when the broker confirms it. To wake the thread for each
+//! costs more than the publish. So lapin's thread only notes which attempt it woke, and wakes the thread once enough are
+//! noted.
+
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, Wake, Waker};
+
+/// Items by a number that rises by one from item to item. They may be taken in any order.
+pub(crate) struct Numbered<T> {
+    items: VecDeque<Option<T>>,
+    /// The number of the first in `items`, which is there unless `items` is empty.
+    first: u64,
+    len: usize,
+}
+
+impl<T> Default for Numbered<T> {
+    fn default() -> Self {
+        let items = VecDeque::new();
+        Self {
+            items,
+            first: 0,
+            len: 0,
+        }
+    }
+}
+
+impl<T> Numbered<T> {
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The number of the next item.
+    pub(crate) fn next(&self) -> u64 {
+        self.first + self.items.len() as u64
+    }
+
+    /// Adds an item. Returns its number.
+    pub(crate) fn push(&mut self, item: T) -> u64 {
+        self.items.push_back(Some(item));
+        self.len += 1;
+        self.next() - 1
+    }
+
+    fn place(&mut self, number: u64) -> Option<&mut Option<T>> {
+        let index = usize::try_from(number.checked_sub(self.first)?).ok()?;
+        self.items.get_mut(index)
+    }
+
+    pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut T> {
+        self.place(number)?.as_mut()
+    }
+
+    pub(crate) fn take(&mut self, number: u64) -> Option<T> {
+        let item = self.place(number)?.take()?;
+        self.len -= 1;
+        while self.items.pop_front_if(|item| item.is_none()).is_some() {
+            self.first += 1;
+        }
+        Some(item)
+    }
+
+    /// The item with the lowest number.
+    pub(crate) fn oldest(&self) -> Option<&T> {
+        self.items.front()?.as_ref()
+    }
+
+    /// Takes all items, in the order of their numbers.
+    pub(crate) fn take_all(&mut self) -> impl Iterator<Item = T> + use<T> {
+        self.first = self.next();
+        self.len = 0;
+        std::mem::take(&mut self.items).into_iter().flatten()
+    }
+}
+
+/// Futures that are polled when they are added, and then only after they were woken.
+pub(crate) struct Attempts<F: ?Sized> {
+    open: Numbered<(Pin<Box<F>>, Waker)>,
+    noted: Arc<Noted>,
+}
+
+impl<F: Future + ?Sized> Default for Attempts<F> {
+    fn default() -> Self {
+        let (open, noted) = (Numbered::default(), Arc::default());
+        Self { open, noted }
+    }
+}
+
+impl<F: Future + ?Sized> Attempts<F> {
+    /// Adds a future and polls it. Returns its output if it is ready.
+    pub(crate) fn add(&mut self, mut future: Pin<Box<F>>) -> Option<F::Output> {
+        let (noted, number) = (Arc::clone(&self.noted), self.open.next());
+        let waker = Waker::from(Arc::new(AttemptWaker { noted, number }));
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => Some(output),
+            Poll::Pending => {
+                self.open.push((future, waker));
+                None
+            }
+        }
+    }
+
+    /// Takes the outputs of all that are ready now. If A was resolved before B, and B is among them, A is among them, or
+    /// was taken before: A was noted before B was resolved, and this ends when nothing is noted any more.
+    pub(crate) fn take_ready(&mut self, outputs: &mut Vec<F::Output>) {
+        loop {
+            let numbers = std::mem::take(&mut self.noted.lock().numbers);
+            if numbers.is_empty() {
+                return;
+            }
+            for number in numbers {
+                let Some((future, waker)) = self.open.get_mut(number) else {
+                    continue; // noted twice, and ready the first time
+                };
+                if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(waker)) {
+                    self.open.take(number);
+                    outputs.push(output);
+                }
+            }
+        }
+    }
+
+    /// Whether any has been woken since [`take_ready`](Self::take_ready).
+    pub(crate) fn are_woken(&self) -> bool {
+        !self.noted.lock().numbers.is_empty()
+    }
+
+    /// Completes once attempts have been woken this number of times since [`take_ready`](Self::take_ready).
+    pub(crate) async fn woken(&self, times: usize) {
+        poll_fn(|cx| {
+            let mut noted = self.noted.lock();
+            if noted.numbers.len() >= times {
+                return Poll::Ready(());
+            }
+            noted.task = Some((times, cx.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+/// What lapin's thread tells the publisher thread.
+#[derive(Default)]
+struct Noted(Mutex<NotedAttempts>);
+
+#[derive(Default)]
+struct NotedAttempts {
+    /// The attempts that were woken.
+    numbers: Vec<u64>,
+    /// The task that waits, and the length of `numbers` at which it is woken.
+    task: Option<(usize, Waker)>,
+}
+
+impl Noted {
+    fn lock(&self) -> MutexGuard<'_, NotedAttempts> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+struct AttemptWaker {
+    noted: Arc<Noted>,
+    number: u64,
+}
+
+impl Wake for AttemptWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let mut noted = self.noted.lock();
+        noted.numbers.push(self.number);
+        let count = noted.numbers.len();
+        let task = noted.task.take_if(|(times, _)| count >= *times);
+        drop(noted);
+        if let Some((_, waker)) = task {
+            waker.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::rc::Rc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// A future that is ready once its number is below `ready`, and puts its waker into `wakers`.
+    async fn resolved(number: usize, ready: Rc<Cell<usize>>, wakers: Rc<Cell<Vec<Waker>>>) -> usize {
+        poll_fn(|cx| {
+            let mut all = wakers.take();
+            all.push(cx.waker().clone());
+            wakers.set(all);
+            if number < ready.get() {
+                Poll::Ready(number)
+            } else {
+                Poll::Pending
+            }
+        })
+        .await
+    }
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn only_attempts_that_were_woken_are_polled_and_all_that_are_ready_are_taken() {
+        let (ready, wakers) = (Rc::new(Cell::new(1)), Rc::new(Cell::new(Vec::new())));
+        let mut attempts = Attempts::default();
+        let add = |attempts: &mut Attempts<_>, number| {
+            attempts.add(Box::pin(resolved(number, ready.clone(), wakers.clone())))
+        };
+        assert_eq!(add(&mut attempts, 0), Some(0), "ready when it is added");
+        (1..5).for_each(|number| assert_eq!(add(&mut attempts, number), None));
+        let mut taken: Vec<usize> = Vec::new();
+        attempts.take_ready(&mut taken);
+        assert!(taken.is_empty());
+        ready.set(4);
+        attempts.take_ready(&mut taken);
+        assert!(taken.is_empty(), "not woken");
+        // In the order in which they were woken; 4 is woken in vain, 2 twice.
+        let woken = wakers.take();
+        [4, 2, 3, 2, 1].iter().for_each(|number| woken[*number].wake_by_ref());
+        attempts.take_ready(&mut taken);
+        assert_eq!(taken, [2, 3, 1]);
+        ready.set(5);
+        woken[4].wake_by_ref();
+        attempts.take_ready(&mut taken);
+        assert_eq!((taken, attempts.open.len()), (vec![2, 3, 1, 4], 0));
+    }
+
+    #[test]
+    fn the_task_is_woken_once_when_enough_attempts_were() {
+        let (ready, wakers) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(Vec::new())));
+        let mut attempts = Attempts::default();
+        (0..4).for_each(|number| {
+            assert_eq!(
+                attempts.add(Box::pin(resolved(number, ready.clone(), wakers.clone()))),
+                None
+            )
+        });
+        let count = Arc::new(Count::default());
+        let task = Waker::from(Arc::clone(&count));
+        let poll = |times| {
+            let mut woken = Box::pin(attempts.woken(times));
+            woken.as_mut().poll(&mut Context::from_waker(&task)).is_ready()
+        };
+        let all = wakers.take();
+        assert!(!poll(3));
+        all[0].wake_by_ref();
+        assert!(!poll(3), "it may ask again");
+        all[1].wake_by_ref();
+        assert_eq!(count.0.load(Ordering::Relaxed), 0);
+        all[2].wake_by_ref();
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        all[3].wake_by_ref();
+        assert_eq!(count.0.load(Ordering::Relaxed), 1, "it runs already");
+        assert!(poll(4) && poll(0), "those that were woken before it asks count");
+    }
+
+    #[test]
+    fn numbered_items_are_taken_in_any_order() {
+        let mut items = Numbered::default();
+        assert_eq!([10, 11, 12, 13].map(|item| items.push(item)), [0, 1, 2, 3]);
+        assert_eq!([2, 2].map(|number| items.take(number)), [Some(12), None]);
+        assert_eq!((items.len(), items.oldest(), items.next()), (3, Some(&10), 4));
+        assert_eq!(items.get_mut(1), Some(&mut 11));
+        assert_eq!([0, 1, 1].map(|number| items.take(number)), [Some(10), Some(11), None]);
+        assert_eq!((items.len(), items.oldest(), items.next()), (1, Some(&13), 4));
+        assert_eq!(items.push(14), 4);
+        assert_eq!(items.take_all().collect::<Vec<_>>(), [13, 14]);
+        assert!(items.is_empty() && items.oldest().is_none());
+        assert_eq!(items.push(15), 5);
+    }
+}
