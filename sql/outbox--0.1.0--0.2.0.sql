@@ -57,6 +57,29 @@ create index on @extschema@.outbox_waiting (destination, partition, key collate 
 
 -- ---- functions, views, comments --------------------------------------------------------------------------------------
 
+create function outbox_internal.utc_text(timestamptz)
+returns text language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_utc_text_wrapper';
+comment on function outbox_internal.utc_text(timestamptz) is
+  'A time in UTC with microseconds, as in 2026-01-31T12:00:00.000000Z; to_char() takes ten times as long.';
+
+create function outbox_internal.unix_seconds(timestamptz)
+returns bigint language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_unix_seconds_wrapper';
+comment on function outbox_internal.unix_seconds(timestamptz) is
+  'A time in whole seconds since 1970, rounded down.';
+
+alter view outbox_internal.event_text rename to event_text_old;
+create view outbox_internal.event_text as
+select e.ctid as event_tid, e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.operation,
+       outbox_internal.json_text(e.payload) as payload,
+       outbox_internal.json_text(e.previous_payload) as previous_payload,
+       outbox_internal.json_text(e.metadata) as metadata,
+       outbox_internal.json_text(e.headers) as headers, e.actor, e.correlation_id,
+       outbox_internal.utc_text(e.created_at) as created_at, outbox_internal.unix_seconds(e.created_at) as created_at_s
+from @extschema@.outbox_events e;
+comment on view outbox_internal.event_text is
+  'Events as a worker reads them: where each is, its columns as texts, and when it was created, also in whole'
+  ' seconds.';
+
 comment on column @extschema@.outbox.claim_until is
   'With leasing off: until when the claim holds at least: the worker renews it in shared memory. NULL otherwise.';
 
@@ -484,6 +507,18 @@ $$;
 comment on function outbox_internal.purge_workers() is
   'Worker protocol: removes workers that have ended, and those outside whose heartbeat ended more than a minute ago.';
 
+alter view outbox_internal.claimed rename to claimed_old;
+create view outbox_internal.claimed as
+select o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer as crashes,
+       o.claim_token, null::bigint as wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, e.*
+from @extschema@.outbox o, outbox_internal.event_text e where false;
+comment on view outbox_internal.claimed is
+  'The row type of a claimed message with its event. id is NULL if the event store lacks the event. WAL must be on'
+  ' disk up to wal_position before the message is sent: an asynchronous commit is visible before it is durable. With'
+  ' a seq the remark says why the message can never be sent. Without a seq the row is not a message, and its remark'
+  ' says why the claim has no more. It is cut (the limit of bytes was reached), missed (other sessions changed rows'
+  ' meanwhile) or paused (the destination is paused, and nothing was read).';
+
 create function outbox_internal.crash_weight(crashes integer, bytes_max bigint)
 returns bigint language sql immutable parallel safe as $$
   select case
@@ -496,7 +531,8 @@ comment on function outbox_internal.crash_weight(integer, bigint) is
   'The share of a claim that a message takes with which workers crashed: after one crash a hundred fit, after two ten,'
   ' then one. So the next crash charges few messages in addition to the one that caused it.';
 
-create or replace function outbox_internal.claim(
+alter function outbox_internal.claim rename to claim_old;
+create function outbox_internal.claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], cursors bigint[],
   bytes_max bigint, read_limit bigint default 9223372036854775807
 ) returns setof outbox_internal.claimed language sql volatile
@@ -543,7 +579,12 @@ security definer set search_path = pg_catalog, pg_temp as $$
   left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
   order by c.seq;
 $$;
-create or replace function outbox_internal.claim_waiting(
+comment on function outbox_internal.claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
+  'Worker protocol: claims messages of leased partitions with their events, in order of seq, up to the seq'
+  ' read_limit. Each partition has a limit and a cursor. Stops after bytes_max of bodies.';
+
+alter function outbox_internal.claim_waiting rename to claim_waiting_old;
+create function outbox_internal.claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, read_limit bigint, n integer,
   bytes_max bigint
 ) returns setof outbox_internal.claimed language sql volatile
@@ -593,12 +634,17 @@ security definer set search_path = pg_catalog, pg_temp as $$
   left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
   order by c.seq;
 $$;
+comment on function outbox_internal.claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
+  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq read_limit; stops'
+  ' after bytes_max of bodies.';
+
 create or replace function outbox_internal.waits(destination text, partition smallint, key text)
 returns boolean language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select exists (select from @extschema@.outbox_waiting w
                  where w.state = 'g' and w.destination = $1 and w.partition = $2 and w.key collate "C" = $3);
 $$;
-create or replace function outbox_internal.claim_unleased(
+alter function outbox_internal.claim_unleased rename to claim_unleased_old;
+create function outbox_internal.claim_unleased(
   destination text, token bigint, claim_ttl_s integer, batch integer, bytes_max bigint
 ) returns setof outbox_internal.claimed language sql volatile
 set search_path = pg_catalog, pg_temp as $$
@@ -639,6 +685,10 @@ set search_path = pg_catalog, pg_temp as $$
   left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
   order by c.seq;
 $$;
+comment on function outbox_internal.claim_unleased(text, bigint, integer, integer, bigint) is
+  'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max'
+  ' of bodies. Without any order.';
+
 create function outbox_internal.make_ready(
   tids tid[], out destination text, out partition smallint, out seq bigint
 ) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -817,6 +867,40 @@ comment on function outbox_internal.settle(
   ' B dead and its partition waits, x expired. More actions: r retry after delays_ms (negative: not'
   ' counted as an attempt), w behind an earlier one of its key, f freed. Returns how many rows changed. Fewer than given'
   ' means that rows moved or the claim is lost.';
+
+create function outbox_internal.settle_published(
+  worker text, destination text, tids tid[], seqs bigint[], partitions smallint[], tokens bigint[]
+) returns bigint language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  -- The fence, as in settle(): locked until COMMIT.
+  held constant bigint[] := array(
+    select p.partition::bigint << 48 | p.lease_epoch from @extschema@.outbox_partitions p
+    where p.lease_owner = settle_published.worker and p.partition = any (partitions)
+    order by p.partition for key share);
+  changed bigint;
+begin
+  with gone as (
+    delete from @extschema@.outbox o
+    using unnest(tids, seqs, partitions, tokens) as u (row_tid, seq, partition, token)
+    where o.ctid = u.row_tid and o.seq = u.seq and o.destination = settle_published.destination
+      and o.partition = u.partition and (o.claim_token = u.token or o.claim_token is null)
+      and (u.partition::bigint << 48 | u.token) = any (held)
+    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.replayed, o.destination, o.key, o.last_error
+  ), published as (
+    insert into @extschema@.outbox_history
+      (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error)
+    select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.replayed, g.destination, g.key,
+           g.last_error
+    from gone g
+  )
+  select count(*) into changed from gone;
+  return changed;
+end
+$$;
+comment on function outbox_internal.settle_published(text, text, tid[], bigint[], smallint[], bigint[]) is
+  'Worker protocol: the same as settle() for leased messages of a destination that were all published.';
 
 create or replace function outbox_internal.locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable security definer set search_path = pg_catalog, pg_temp as $$
@@ -3668,6 +3752,7 @@ begin
       ('make_ready', planned_once), ('blocked_keys', planned_once), ('expire', planned_once), ('dead_letter', planned_once),
       -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap; but what it calls uses an index.
       ('settle', planned_once || ' set enable_indexscan = off'),
+      ('settle_published', planned_once || ' set enable_indexscan = off'),
       ('record_failed', in_order || ' set enable_indexscan = on'),
       ('work_claim_unleased', of_bodies),
       -- Relays and waits.
@@ -3753,12 +3838,17 @@ drop function outbox_internal.trim_audit;
 drop function outbox_internal.check_partitioner;
 drop function outbox_internal.trim_history;
 drop function outbox_internal.expire_firsts;
+drop function outbox_internal.claim_unleased_old;
+drop function outbox_internal.claim_waiting_old;
+drop function outbox_internal.claim_old;
 drop function outbox_internal.suspicion;
 drop function outbox_internal.readable;
+drop view outbox_internal.claimed_old;
 drop function outbox_internal.source_rows;
 drop function outbox_internal.is_fast_in_flight;
 drop function outbox_internal.uuid_v7;
 drop function outbox_internal.here;
+drop view outbox_internal.event_text_old;
 
 -- ---- owners and rights, as the install script sets them --------------------------------------------------------------
 
@@ -3787,6 +3877,9 @@ begin
       and d.refobjid = (select x.oid from pg_catalog.pg_extension x where x.extname = 'outbox')
       and i.type in ('table', 'view', 'function')
       and coalesce(p.proname, i.name) in (
+        'utc_text',
+        'unix_seconds',
+        'event_text',
         'record_ready',
         'withdraw_unless_taken',
         'renumber',
@@ -3801,14 +3894,17 @@ begin
         'leases',
         'leave',
         'purge_workers',
+        'claimed',
         'crash_weight',
         'claim',
         'claim_waiting',
         'waits',
+        'claim_unleased',
         'make_ready',
         'due',
         'next_due_ms',
         'blocked_keys',
+        'settle_published',
         'locate',
         'destination_of',
         'revive',

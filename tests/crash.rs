@@ -188,21 +188,21 @@ fn a_failed_statement_ends_no_worker_and_loses_repeats_and_reorders_nothing() {
     let pids = "select array_agg(pid order by pid) from outbox_workers";
     let before: Vec<i32> = cluster.query_one(DB, pids);
     let load = Load::start(&cluster, &Plan::default());
-    for (kind, name) in [
-        ("view", "event_text"), // a claim fails
-        ("function", "settle"),
-        ("function", "heartbeat"),
-        ("function", "next_due_ms"),
+    for (kind, schema, name) in [
+        ("view", "outbox_internal", "event_text"), // a claim fails
+        ("table", "public", "outbox_history"),     // a settle
+        ("function", "outbox_internal", "heartbeat"),
+        ("function", "outbox_internal", "next_due_ms"),
     ] {
         load.wait_for_more(40);
         let offset = cluster.log_offset();
-        cluster.exec(DB, &format!("alter {kind} outbox_internal.{name} rename to hidden"));
+        cluster.exec(DB, &format!("alter {kind} {schema}.{name} rename to hidden"));
         if name == "heartbeat" {
             cluster.reload(); // the next heartbeat would be seconds away
         }
         cluster.wait_for_log("; tries again", offset);
         load.wait_for_more(40);
-        cluster.exec(DB, &format!("alter {kind} outbox_internal.hidden rename to {name}"));
+        cluster.exec(DB, &format!("alter {kind} {schema}.hidden rename to {name}"));
     }
     load.wait_for_more(40);
     let sent = load.stop();

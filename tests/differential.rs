@@ -333,6 +333,19 @@ fn json_is_read_as_the_cast_returns_it() {
         .map(|row| (row.get(0), row.get(1)))
         .collect();
     assert_eq!(wrong, [], "the result of the cast, and the text that was read");
+    // The same for times, with those before our era and the ends of the range.
+    let times = "select t from unnest(array['4713-01-01 BC', '0044-03-15 12:00:00.5 BC', '0001-01-01', '1969-12-31 23:59:59.999999',
+                   '2000-01-01', '9999-12-31', '294276-12-31 23:59:59.999999', 'infinity', '-infinity']::timestamptz[]) t
+                 union all select '2026-01-01Z'::timestamptz + random() * interval '400 days' from generate_series(1, 1000)";
+    let wrong = format!(
+        "select t::text from ({times}) x (t)
+         where outbox_internal.utc_text(t) is distinct from to_char(t at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')
+            or abs(extract(year from t)) < 200000 and outbox_internal.unix_seconds(t) is distinct from floor(extract(epoch from t))::bigint"
+    );
+    let wrong: Vec<String> = (client.query(wrong.as_str(), &[]).expect("compare").iter())
+        .map(|row| row.get(0))
+        .collect();
+    assert_eq!(wrong, [""; 0], "times");
     let counts =
         "select count(*) filter (where j::text like '%\\u00%'), count(*) filter (where length(j::text) > 1000) from t";
     let counts = client.query_one(counts, &[]).expect("count");

@@ -108,7 +108,7 @@ fn workers_run_no_maintenance_and_expiry_runs_only_when_a_message_is_due_to_expi
         ran_by(&cluster, "outbox maintenance", offset),
     );
     assert!(
-        runs(&worker, "outbox_internal.settle("),
+        runs(&worker, "outbox_history"),
         "auto_explain logged no statement of the worker"
     );
     for what in MAINTENANCE_ONLY {

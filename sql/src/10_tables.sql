@@ -80,14 +80,23 @@ returns text language c immutable strict parallel safe as 'MODULE_PATHNAME', 'ou
 comment on function outbox_internal.json_text(jsonb) is
   'The same text as the cast, faster for long strings.';
 
+create function outbox_internal.utc_text(timestamptz)
+returns text language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_utc_text_wrapper';
+comment on function outbox_internal.utc_text(timestamptz) is
+  'A time in UTC with microseconds, as in 2026-01-31T12:00:00.000000Z; to_char() takes ten times as long.';
+
+create function outbox_internal.unix_seconds(timestamptz)
+returns bigint language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_unix_seconds_wrapper';
+comment on function outbox_internal.unix_seconds(timestamptz) is
+  'A time in whole seconds since 1970, rounded down.';
+
 create view outbox_internal.event_text as
 select e.ctid as event_tid, e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.operation,
        outbox_internal.json_text(e.payload) as payload,
        outbox_internal.json_text(e.previous_payload) as previous_payload,
        outbox_internal.json_text(e.metadata) as metadata,
        outbox_internal.json_text(e.headers) as headers, e.actor, e.correlation_id,
-       pg_catalog.to_char(e.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as created_at,
-       pg_catalog.floor(extract(epoch from e.created_at))::bigint as created_at_s
+       outbox_internal.utc_text(e.created_at) as created_at, outbox_internal.unix_seconds(e.created_at) as created_at_s
 from @extschema@.outbox_events e;
 comment on view outbox_internal.event_text is
   'Events as a worker reads them: where each is, its columns as texts, and when it was created, also in whole'

@@ -3,9 +3,9 @@
 //! cannot be read is an `Err` for the code that reads the row. tests/tidy.rs keeps pgrx's SPI out of every other file.
 
 use super::array;
-use super::table::{Kind, Value, row_id};
+use super::table::{Kind, Value, row_id, tid};
 use super::text::{self, Unreadable};
-use super::{report, xact};
+use super::{major, report, xact};
 use outbox_core::engine::RowId;
 use pgrx::datum::{Date, DatumWithOid, FromDatum, IntoDatum, TimestampWithTimeZone, Uuid};
 use pgrx::pg_sys::panic::CaughtError;
@@ -134,7 +134,7 @@ impl<'conn> SpiClient<'conn> {
             Query::Prepared(statement) => self.0.select(statement, limit, args),
             Query::Text(sql) => self.0.select(&sql, limit, args),
         });
-        Ok(SpiTupleTable(table?))
+        Ok(SpiTupleTable::of_last(table?))
     }
 
     pub fn update<'a>(
@@ -151,7 +151,7 @@ impl<'conn> SpiClient<'conn> {
             (Query::Prepared(statement), true) => self.0.select(statement, limit, args),
             (Query::Text(sql), true) => self.0.select(&sql, limit, args),
         });
-        Ok(SpiTupleTable(table?))
+        Ok(SpiTupleTable::of_last(table?))
     }
 
     pub fn try_open_cursor(&self, query: &OwnedPreparedStatement, args: &[Param]) -> SpiResult<SpiCursor<'conn>> {
@@ -180,7 +180,7 @@ pub struct SpiCursor<'client>(spi::SpiCursor<'client>);
 
 impl SpiCursor<'_> {
     pub fn fetch(&mut self, count: c_long) -> SpiResult<SpiTupleTable<'_>> {
-        Ok(SpiTupleTable(guarded(|| self.0.fetch(count))?))
+        Ok(SpiTupleTable::of_last(guarded(|| self.0.fetch(count))?))
     }
 
     pub fn detach_into_name(self) -> String {
@@ -190,22 +190,44 @@ impl SpiCursor<'_> {
 
 // ---- rows -----------------------------------------------------------------------------------------------------------
 
-pub struct SpiTupleTable<'conn>(spi::SpiTupleTable<'conn>);
+pub struct SpiTupleTable<'conn> {
+    /// None: the statement has no result.
+    table: Option<&'conn pg_sys::SPITupleTable>,
+    /// The number of the current row. None: before the first one.
+    current: Option<usize>,
+}
 
 impl<'conn> SpiTupleTable<'conn> {
+    /// The result of the statement that has just run. SPI keeps it until the end of the connection.
+    fn of_last(_: spi::SpiTupleTable<'conn>) -> Self {
+        // SAFETY: null, or the result of that statement.
+        let table = unsafe { pg_sys::SPI_tuptable.as_ref() };
+        Self { table, current: None }
+    }
+
+    fn len(&self) -> usize {
+        self.table.map_or(0, |table| table.numvals as usize)
+    }
+
     pub fn first(self) -> Self {
-        Self(self.0.first())
+        Self {
+            current: Some(0),
+            ..self
+        }
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.len() == 0
     }
 
     /// The current row: the first one, after [`first`](Self::first).
     fn row(&self) -> SpiResult<SpiHeapTupleData<'conn>> {
-        let row = self.0.get_heap_tuple()?;
-        row.map(SpiHeapTupleData)
-            .ok_or(SpiError::Statement(spi::SpiError::InvalidPosition))
+        let current = self.current.filter(|current| *current < self.len());
+        let (Some(table), Some(current)) = (self.table, current) else {
+            return Err(SpiError::Statement(spi::SpiError::InvalidPosition));
+        };
+        // SAFETY: one of the `numvals` rows of the table, with its columns.
+        Ok(unsafe { SpiHeapTupleData::of(*table.vals.add(current), table.tupdesc) })
     }
 
     pub fn get<T: FromColumn>(&self, ordinal: usize) -> SpiResult<Option<T>> {
@@ -229,7 +251,10 @@ impl<'conn> SpiTupleTable<'conn> {
     }
 
     pub fn column_type_oid(&self, ordinal: usize) -> SpiResult<PgOid> {
-        Ok(self.0.column_type_oid(ordinal)?)
+        // SAFETY: the columns of the table.
+        let columns = self.table.map(|table| unsafe { major::attributes(table.tupdesc) });
+        let column = columns.and_then(|columns| columns.get(ordinal.wrapping_sub(1)));
+        column.map(|column| PgOid::from(column.atttypid)).ok_or_else(no_column)
     }
 }
 
@@ -237,22 +262,65 @@ impl<'conn> Iterator for SpiTupleTable<'conn> {
     type Item = SpiHeapTupleData<'conn>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.0.next().map(SpiHeapTupleData)
+        self.current = Some(self.current.map_or(0, |current| current + 1));
+        self.row().ok()
     }
 }
 
-pub struct SpiHeapTupleData<'conn>(spi::SpiHeapTupleData<'conn>);
+fn no_column() -> SpiError {
+    SpiError::Statement(spi::SpiError::SpiError(spi::SpiErrorCodes::NoAttribute))
+}
+
+/// A row, taken apart. pgrx takes it apart with two calls of the server for each column.
+pub struct SpiHeapTupleData<'conn> {
+    values: Vec<pg_sys::Datum>,
+    nulls: Vec<bool>,
+    columns: &'conn [pg_sys::FormData_pg_attribute],
+}
 
 impl SpiHeapTupleData<'_> {
+    /// # Safety
+    /// A row with these columns.
+    unsafe fn of(row: pg_sys::HeapTuple, columns: pg_sys::TupleDesc) -> Self {
+        // SAFETY: promised by the caller; a value and a flag for each column.
+        unsafe {
+            let attributes = major::attributes(columns);
+            let mut values = vec![pg_sys::Datum::null(); attributes.len()];
+            let mut nulls = vec![true; attributes.len()];
+            pg_sys::heap_deform_tuple(row, columns, values.as_mut_ptr(), nulls.as_mut_ptr());
+            Self {
+                values,
+                nulls,
+                columns: attributes,
+            }
+        }
+    }
+
     /// The value of a column, counted from one. None: it is NULL.
     pub fn get<T: FromColumn>(&self, ordinal: usize) -> SpiResult<Option<T>> {
-        T::read(&self.0, ordinal)
+        T::read(self, ordinal)
+    }
+
+    /// The datum of a column, None if it is NULL, and its type.
+    fn column(&self, ordinal: usize) -> SpiResult<(Option<pg_sys::Datum>, pg_sys::Oid)> {
+        let index = ordinal.wrapping_sub(1);
+        let column = self.columns.get(index).ok_or_else(no_column)?;
+        let datum = (!self.nulls[index]).then(|| self.values[index]);
+        Ok((datum, column.atttypid))
+    }
+
+    fn plain<T: FromDatum + IntoDatum>(&self, ordinal: usize) -> SpiResult<Option<T>> {
+        let (datum, oid) = self.column(ordinal)?;
+        let (value, is_null) = (datum.unwrap_or(pg_sys::Datum::null()), datum.is_none());
+        // SAFETY: a datum of that type, which is checked.
+        let value = unsafe { T::try_from_datum(value, is_null, oid) };
+        value.map_err(|error| SpiError::Statement(spi::SpiError::DatumError(error)))
     }
 }
 
 /// A type that a column can be read as.
 pub trait FromColumn: Sized {
-    fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>>;
+    fn read(row: &SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>>;
 }
 
 /// A text with U+FFFD for each character that cannot be converted. It is for names: one bad name must not keep the
@@ -261,50 +329,25 @@ pub trait FromColumn: Sized {
 pub struct Lossy(pub String);
 
 /// The datum of a column that has one of these types; another type is an error.
-fn datum(row: &spi::SpiHeapTupleData, ordinal: usize, types: &[pg_sys::Oid]) -> SpiResult<Option<pg_sys::Datum>> {
-    let entry = row.get_datum_by_ordinal(ordinal)?;
-    match entry.value::<Untyped>()? {
-        Some(Untyped(datum)) if types.contains(&entry.oid()) => Ok(Some(datum)),
-        None => Ok(None),
-        Some(_) => Err(SpiError::Statement(spi::SpiError::DatumError(
+fn datum(row: &SpiHeapTupleData, ordinal: usize, types: &[pg_sys::Oid]) -> SpiResult<Option<pg_sys::Datum>> {
+    let (datum, oid) = row.column(ordinal)?;
+    match datum {
+        Some(_) if !types.contains(&oid) => Err(SpiError::Statement(spi::SpiError::DatumError(
             pgrx::datum::TryFromDatumError::IncompatibleTypes {
                 rust_type: "String",
                 rust_oid: pg_sys::TEXTOID,
-                datum_type: u32::from(entry.oid()).to_string(),
-                datum_oid: entry.oid(),
+                datum_type: u32::from(oid).to_string(),
+                datum_oid: oid,
             },
         ))),
-    }
-}
-
-/// A datum of any type, unconverted.
-struct Untyped(pg_sys::Datum);
-
-impl FromDatum for Untyped {
-    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
-        (!is_null).then_some(Self(datum))
-    }
-}
-
-/// Only for `is_compatible_with`, which accepts every type.
-impl IntoDatum for Untyped {
-    fn into_datum(self) -> Option<pg_sys::Datum> {
-        None
-    }
-
-    fn type_oid() -> pg_sys::Oid {
-        pg_sys::TEXTOID
-    }
-
-    fn is_compatible_with(_: pg_sys::Oid) -> bool {
-        true
+        datum => Ok(datum),
     }
 }
 
 const TEXTS: &[pg_sys::Oid] = &[pg_sys::TEXTOID, pg_sys::VARCHAROID, pg_sys::JSONOID];
 
 fn bytes<T>(
-    row: &spi::SpiHeapTupleData,
+    row: &SpiHeapTupleData,
     column: usize,
     types: &[pg_sys::Oid],
     read: impl FnOnce(&[u8]) -> Result<T, Unreadable>,
@@ -318,13 +361,13 @@ fn bytes<T>(
 }
 
 impl FromColumn for String {
-    fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
+    fn read(row: &SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
         bytes(row, ordinal, TEXTS, text::from_server)
     }
 }
 
 impl FromColumn for Lossy {
-    fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
+    fn read(row: &SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
         let lossy = |bytes: &[u8]| Ok(Self(text::from_server_lossy(bytes)));
         bytes(row, ordinal, TEXTS, lossy)
     }
@@ -334,19 +377,18 @@ impl FromColumn for Lossy {
 pub struct Number(pub i64);
 
 impl FromColumn for Number {
-    fn read(row: &spi::SpiHeapTupleData, column: usize) -> SpiResult<Option<Self>> {
-        let entry = row.get_datum_by_ordinal(column)?;
-        let number = match entry.oid() {
-            pg_sys::INT2OID => entry.value::<i16>()?.map(i64::from),
-            pg_sys::INT4OID => entry.value::<i32>()?.map(i64::from),
-            _ => entry.value::<i64>()?,
+    fn read(row: &SpiHeapTupleData, column: usize) -> SpiResult<Option<Self>> {
+        let number = match row.column(column)?.1 {
+            pg_sys::INT2OID => row.plain::<i16>(column)?.map(i64::from),
+            pg_sys::INT4OID => row.plain::<i32>(column)?.map(i64::from),
+            _ => row.plain::<i64>(column)?,
         };
         Ok(number.map(Self))
     }
 }
 
 impl FromColumn for Vec<Lossy> {
-    fn read(row: &spi::SpiHeapTupleData, column: usize) -> SpiResult<Option<Self>> {
+    fn read(row: &SpiHeapTupleData, column: usize) -> SpiResult<Option<Self>> {
         let array = datum(row, column, &[pg_sys::TEXTARRAYOID])?;
         Ok(array.map(|array| {
             // SAFETY: an array of texts, not null.
@@ -357,7 +399,7 @@ impl FromColumn for Vec<Lossy> {
 
 /// Reads a tid.
 impl FromColumn for RowId {
-    fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
+    fn read(row: &SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
         let tid = datum(row, ordinal, &[pg_sys::TIDOID])?;
         // SAFETY: a tid is passed by reference, and is copied.
         Ok(tid.map(|tid| row_id(unsafe { tid.cast_mut_ptr::<pg_sys::ItemPointerData>().read_unaligned() })))
@@ -366,7 +408,7 @@ impl FromColumn for RowId {
 
 /// Reads a bytea.
 impl FromColumn for Vec<u8> {
-    fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
+    fn read(row: &SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
         bytes(row, ordinal, &[pg_sys::BYTEAOID], |bytes| {
             text::check_memory(bytes.len());
             Ok(bytes.to_vec())
@@ -375,7 +417,7 @@ impl FromColumn for Vec<u8> {
 }
 
 impl FromColumn for Vec<Option<String>> {
-    fn read(row: &spi::SpiHeapTupleData, column: usize) -> SpiResult<Option<Self>> {
+    fn read(row: &SpiHeapTupleData, column: usize) -> SpiResult<Option<Self>> {
         let Some(array) = datum(row, column, &[pg_sys::TEXTARRAYOID])? else {
             return Ok(None);
         };
@@ -387,7 +429,7 @@ impl FromColumn for Vec<Option<String>> {
 
 /// Reads an array of texts without its NULLs.
 impl FromColumn for Vec<String> {
-    fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
+    fn read(row: &SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
         let texts = Vec::<Option<String>>::read(row, ordinal)?;
         Ok(texts.map(|texts| texts.into_iter().flatten().collect()))
     }
@@ -435,6 +477,15 @@ impl<'a> Param<'a> {
         Self::of(Some(array::of_datums(elements, kind.oid())), kind.array_oid())
     }
 
+    /// An array of tid.
+    pub fn row_ids(row_ids: &[RowId]) -> Self {
+        let mut tids: Vec<_> = row_ids.iter().map(|row_id| tid(*row_id)).collect();
+        let elements = tids
+            .iter_mut()
+            .map(|tid| Some(pg_sys::Datum::from(std::ptr::from_mut(tid))));
+        Self::of(Some(array::of_datums(elements, pg_sys::TIDOID)), pg_sys::TIDARRAYOID)
+    }
+
     pub fn texts<'b>(texts: impl Iterator<Item = Option<&'b str>>) -> Self {
         let elements = texts.map(|text| text.map(text::to_datum));
         Self::of(Some(array::of_datums(elements, pg_sys::TEXTOID)), pg_sys::TEXTARRAYOID)
@@ -450,8 +501,8 @@ macro_rules! plain {
             impl Plain for $type {}
 
             impl FromColumn for $type {
-                fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
-                    Ok(row.get(ordinal)?)
+                fn read(row: &SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
+                    row.plain(ordinal)
                 }
             }
         )*

@@ -6,9 +6,9 @@ use crate::error::{self, UserError};
 use crate::event;
 use crate::pg::args::{Args, Integers, JsonText, Jsonb, Legible, SqlText, SqlTexts, Utf8};
 use crate::pg::catalog::{self, Oid};
-use crate::pg::clock::{now_us, since_1970};
+use crate::pg::clock::{now_us, since_1970, unix_seconds};
 use crate::pg::lane_scan::{self, OutboxLanes};
-use crate::pg::{latch, signals, trigger, txn};
+use crate::pg::{latch, signals, table, trigger, txn};
 use crate::session::checks::{
     check_enqueue, check_event, check_max_pending, check_times, missing_seq, partition_of_label, routing_template,
     usable,
@@ -657,6 +657,16 @@ fn outbox_unreadable(fcinfo: pg_sys::FunctionCallInfo) -> Option<SqlText> {
 fn outbox_json_text(fcinfo: pg_sys::FunctionCallInfo) -> Option<JsonText> {
     // SAFETY: the call's own fcinfo; the types are as sql/src/30_worker.sql declares them.
     unsafe { Args::new(fcinfo) }.jsonb(0).map(Jsonb::into_text)
+}
+
+#[pg_extern(sql = false)]
+fn outbox_utc_text(time: TimestampWithTimeZone) -> Option<SqlText> {
+    table::in_utc(time.into()).map(SqlText::from)
+}
+
+#[pg_extern(sql = false)]
+fn outbox_unix_seconds(time: TimestampWithTimeZone) -> i64 {
+    unix_seconds(time.into())
 }
 
 #[pg_extern(sql = false)]

@@ -23,7 +23,7 @@ pub use crate::refusal::{Refusal, SHORT_STRING_MAX, check_short};
 
 pub const CONTENT_TYPE: &str = "application/json";
 
-/// The complete message for `event`. The outcome carries `handle`.
+/// The complete message for `event`, but for `key`, which the engine sets. The outcome carries `handle`.
 ///
 /// # Errors [`Refusal`] if a JSON column is not JSON, or if a value exceeds a limit of the transport or the format. A
 /// retry cannot help.
@@ -84,7 +84,7 @@ pub fn publication(handle: u64, pointer: &Pointer, event: &Event, route: &Route<
         handle,
         exchange,
         routing_key,
-        key: pointer.key.clone(),
+        key: None,
         properties,
         body,
     })

@@ -46,9 +46,14 @@ impl OrderedKey {
         })
     }
 
-    /// The key, or the label of the partition. A transport that sends several messages at a time orders them by it.
-    pub fn name(&self) -> String {
-        self.key.clone().unwrap_or_else(|| self.partition.label())
+    /// The name of the unit of order of a message: its key, or the label of its partition; None if it has none. A transport
+    /// that sends several messages at a time orders them by it.
+    pub fn name_of(pointer: &Pointer, ordering: Ordering) -> Option<String> {
+        match ordering {
+            Ordering::Key => pointer.key.clone(),
+            Ordering::Partition => Some(pointer.partition.label()),
+            Ordering::None => None,
+        }
     }
 }
 

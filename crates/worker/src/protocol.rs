@@ -8,7 +8,7 @@ use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Outcome, Pointer};
 use outbox_core::partition::Partition;
-use outbox_core::settle::{Blocks, Ending};
+use outbox_core::settle::{Blocks, Disposition, Ending};
 use outbox_transport::target::{Kind, split};
 
 /// The most due messages that one transaction brings back.
@@ -21,7 +21,7 @@ pub trait Db {
 
     /// The function that claims with leasing off, and its parameters.
     const CLAIM_UNLEASED: &'static str;
-    /// Settles messages. $1 is the worker; then arrays of tids, seqs, destinations, partitions, tokens, actions, delays and
+    /// Settles messages in any way. $1 is the worker; then arrays of tids, seqs, destinations, partitions, tokens, actions, delays and
     /// reasons; and, if the caller gives them, delivery times.
     const SETTLE: &'static str;
 
@@ -32,6 +32,12 @@ pub trait Db {
         args: &[Arg],
         read: impl FnMut(&Self::ResultRow<'_>) -> Result<T, Self::Error>,
     ) -> Result<Vec<T>, Self::Error>;
+
+    /// Settles leased messages of a destination that were all published. The worker, the destination, arrays of tids, seqs,
+    /// partitions and tokens. Returns the number of rows that changed; None: there is no such statement.
+    fn settle_published(&self, _args: &[Arg]) -> Result<Option<i64>, Self::Error> {
+        Ok(None)
+    }
 
     /// Runs a statement that returns one row.
     fn one<T>(
@@ -67,6 +73,8 @@ pub enum Arg<'a> {
     SmallInts(Option<Vec<i16>>),
     Ints(Vec<i32>),
     BigInts(Option<Vec<Option<i64>>>),
+    /// An array of tid.
+    RowIds(Vec<RowId>),
 }
 
 /// A row of a result. Columns are counted from zero.
@@ -330,8 +338,15 @@ impl<D: Db> WorkerProtocol<D> {
         dead_blocks: Blocks,
         took_us: Option<&[i64]>,
     ) -> Result<usize, D::Error> {
-        let tids: Vec<String> = batch.iter().map(|settlement| settlement.row_id.to_string()).collect();
-        let changed = self.settle_at(batch, &tids, dead_blocks, took_us)?;
+        let tids: Vec<RowId> = batch.iter().map(|settlement| settlement.row_id).collect();
+        let changed = match took_us {
+            None => self.settle_published(batch, &tids)?,
+            Some(_) => None,
+        };
+        let changed = match changed {
+            Some(changed) => changed,
+            None => self.settle_at(batch, tids, dead_blocks, took_us)?,
+        };
         if changed == batch.len() {
             return Ok(changed);
         }
@@ -339,18 +354,40 @@ impl<D: Db> WorkerProtocol<D> {
         // this worker's.
         let (seqs, destinations, partitions) = keys(batch);
         let sql = "select outbox_internal.locate($1, $2, $3)::text[]";
-        let tids = self
-            .db
-            .one(Statement::Read(sql), &[seqs, destinations, partitions], |row| {
-                row.texts(0)
-            })?;
-        Ok(changed + self.settle_at(batch, &tids, dead_blocks, took_us)?)
+        let tids = (self.db).one(Statement::Read(sql), &[seqs, destinations, partitions], |row| {
+            row.texts(0)
+        })?;
+        let tids = tids.iter().map(|tid| tid.parse().unwrap_or_default()).collect();
+        Ok(changed + self.settle_at(batch, tids, dead_blocks, took_us)?)
+    }
+
+    /// None: some of them were not published, or are not leased.
+    fn settle_published(&self, batch: &[Settlement], tids: &[RowId]) -> Result<Option<usize>, D::Error> {
+        let destination = batch.first().map_or("", |settlement| &settlement.pointer.destination);
+        let is_usual = |Settlement {
+                            pointer, disposition, ..
+                        }: &Settlement| {
+            *disposition == Disposition::Publish && pointer.lease_epoch > 0 && pointer.destination == destination
+        };
+        if !batch.iter().all(is_usual) {
+            return Ok(None);
+        }
+        let (seqs, _, partitions) = keys(batch);
+        let args = [
+            self.worker(),
+            Arg::Text(Some(destination)),
+            Arg::RowIds(tids.to_vec()),
+            seqs,
+            partitions,
+            tokens(batch),
+        ];
+        Ok(self.db.settle_published(&args)?.map(|changed| changed as usize))
     }
 
     fn settle_at(
         &self,
         batch: &[Settlement],
-        tids: &[String],
+        tids: Vec<RowId>,
         dead_blocks: Blocks,
         took_us: Option<&[i64]>,
     ) -> Result<usize, D::Error> {
@@ -360,11 +397,11 @@ impl<D: Db> WorkerProtocol<D> {
             .collect();
         let mut args = vec![
             self.worker(),
-            Arg::Texts(tids.iter().map(|tid| Some(tid.as_str())).collect()),
+            Arg::RowIds(tids),
             seqs,
             destinations,
             partitions,
-            bigints(batch.iter().map(|settlement| settlement.pointer.lease_epoch)),
+            tokens(batch),
             Arg::Texts(endings.iter().map(|ending| Some(ending.action.letter())).collect()),
             Arg::BigInts(Some(endings.iter().map(|ending| ending.delay_ms).collect())),
             Arg::Reasons(endings.iter().map(|ending| ending.reason).collect()),
@@ -388,6 +425,10 @@ pub fn indexes<'a>(partitions: &[Partition]) -> Arg<'a> {
 
 fn bigints<'a>(numbers: impl Iterator<Item = i64>) -> Arg<'a> {
     Arg::BigInts(Some(numbers.map(Some).collect()))
+}
+
+fn tokens(batch: &[Settlement]) -> Arg<'_> {
+    bigints(batch.iter().map(|settlement| settlement.pointer.lease_epoch))
 }
 
 fn keys(batch: &[Settlement]) -> (Arg<'_>, Arg<'_>, Arg<'_>) {

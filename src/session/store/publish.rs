@@ -9,7 +9,7 @@ use super::rows::{self, EVENT, MESSAGE};
 use super::statements::{Statements, statements};
 use crate::error::{UserError, internal};
 use crate::limits::check_body;
-use crate::pg::clock::{since_1970, us_since_1970};
+use crate::pg::clock::{since_1970, unix_seconds, us_since_1970};
 use crate::pg::lookup::{self, Key};
 use crate::pg::spi::{Spi, SpiHeapTupleData, SpiResult};
 use crate::pg::table::{self, Table, Value};
@@ -125,7 +125,7 @@ impl Publish<'_> {
             let event = Event {
                 seq,
                 created_at: table::in_utc(now)?,
-                created_at_s: since_1970(now).div_euclid(1_000_000),
+                created_at_s: unix_seconds(now),
                 ..new.event.clone()
             };
             let stored = Stored {

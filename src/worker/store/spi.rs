@@ -7,13 +7,20 @@ use outbox_core::engine::RowId;
 use outbox_worker::protocol::{Arg, Db, ResultRow, Statement};
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::{PgBuiltInOids, PgOid};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// The prepared statements, by their text, or the function of a claim.
 #[derive(Default)]
-pub struct SpiDb(RefCell<HashMap<String, Rc<SavedStatement>>>);
+pub struct SpiDb {
+    /// The prepared statements, by their text, or the function of a claim.
+    prepared: RefCell<HashMap<String, Rc<SavedStatement>>>,
+    /// Whether there is `SETTLE_PUBLISHED`; None: not known yet.
+    has_settle_published: Cell<Option<bool>>,
+}
+
+/// Version 0.1.0 of the SQL does not have it.
+const SETTLE_PUBLISHED: &str = "settle_published(text, text, tid[], bigint[], smallint[], bigint[])";
 
 impl SpiDb {
     fn prepared(
@@ -21,7 +28,7 @@ impl SpiDb {
         sql: &str,
         plan: impl FnOnce(&str) -> SpiResult<SavedStatement>,
     ) -> SpiResult<Rc<SavedStatement>> {
-        let mut prepared = self.0.borrow_mut();
+        let mut prepared = self.prepared.borrow_mut();
         if let Some(known) = prepared.get(sql) {
             return Ok(Rc::clone(known));
         }
@@ -33,7 +40,18 @@ impl SpiDb {
     /// Prepares all statements again. Called after a failure: an update of the extension may have replaced what the body of
     /// a claim calls.
     pub fn forget(&self) {
-        self.0.borrow_mut().clear();
+        self.prepared.borrow_mut().clear();
+        self.has_settle_published.set(None);
+    }
+
+    fn has_settle_published(&self) -> SpiResult<bool> {
+        if let Some(known) = self.has_settle_published.get() {
+            return Ok(known);
+        }
+        let sql = format!("select pg_catalog.to_regprocedure('outbox_internal.{SETTLE_PUBLISHED}') is not null");
+        let has = self.read(&sql, |rows| rows.first().get_one::<bool>())? == Some(true);
+        self.has_settle_published.set(Some(has));
+        Ok(has)
     }
 
     /// Runs a query that only reads. All else in pgrx assigns a transaction id, even `Spi::get_one`, and the commit then
@@ -51,6 +69,16 @@ impl Db for SpiDb {
     type ResultRow<'a> = SpiHeapTupleData<'a>;
     const CLAIM_UNLEASED: &'static str = "claim_unleased(text, bigint, integer, integer, bigint)";
     const SETTLE: &'static str = "select outbox_internal.settle($1, $2::tid[], $3, $4, $5, $6, $7::\"char\"[], $8, $9)";
+
+    fn settle_published(&self, args: &[Arg]) -> SpiResult<Option<i64>> {
+        match self.has_settle_published()? {
+            true => {
+                let sql = "select outbox_internal.settle_published($1, $2, $3, $4, $5, $6)";
+                self.one(Statement::Write(sql), args, |row| row.number(0))
+            }
+            false => Ok(None),
+        }
+    }
 
     fn run<T>(
         &self,
@@ -102,6 +130,7 @@ fn type_of(arg: &Arg) -> PgBuiltInOids {
         Arg::SmallInts(_) => PgBuiltInOids::INT2ARRAYOID,
         Arg::Ints(_) => PgBuiltInOids::INT4ARRAYOID,
         Arg::BigInts(_) => PgBuiltInOids::INT8ARRAYOID,
+        Arg::RowIds(_) => PgBuiltInOids::TIDARRAYOID,
     }
 }
 
@@ -116,6 +145,7 @@ fn param<'a>(arg: &Arg<'a>) -> Param<'a> {
         Arg::SmallInts(numbers) => numbers.clone().into(),
         Arg::Ints(numbers) => numbers.clone().into(),
         Arg::BigInts(numbers) => numbers.clone().into(),
+        Arg::RowIds(row_ids) => Param::row_ids(row_ids),
     }
 }
 

@@ -59,7 +59,8 @@ impl Engine {
         self.progress.claimed(handle);
         let Claimed { row_id, pointer, event } = claimed;
         self.may_expire |= pointer.expires_at_us.is_some();
-        let order = OrderedKey::of(&pointer, rules.ordering);
+        let order = OrderedKey::name_of(&pointer, rules.ordering);
+        let ordered = order.is_some() && self.sharing == Sharing::Leases;
         let unsendable = |reason| Outcome::Unsendable { reason };
         let publication = match event {
             Ok(_) if pointer.crashes >= CRASHES_MAX => Err(unsendable(format!(
@@ -68,7 +69,7 @@ impl Engine {
             ))),
             Ok(event) => make(handle, &pointer, &event)
                 .map(|publication| Publication {
-                    key: order.as_ref().map(OrderedKey::name),
+                    key: order,
                     ..publication
                 })
                 .map_err(unsendable),
@@ -79,7 +80,7 @@ impl Engine {
             pointer,
             body_bytes: publication.as_ref().map_or(0, |publication| publication.body.len()),
             publication: Some(publication),
-            ordered: order.is_some() && self.sharing == Sharing::Leases,
+            ordered,
         };
         self.messages.insert(handle, message);
         handle

@@ -5,6 +5,7 @@ use crate::partition::Partition;
 use crate::settle::Disposition;
 use std::collections::HashSet;
 use std::fmt;
+use std::str::FromStr;
 
 /// The place of a row in its table, the type `tid`: block number and line pointer, as in `(7,1)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,6 +17,19 @@ pub struct RowId {
 impl fmt::Display for RowId {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "({},{})", self.block, self.line)
+    }
+}
+
+impl FromStr for RowId {
+    type Err = ();
+
+    fn from_str(tid: &str) -> Result<Self, ()> {
+        let inside = tid.strip_prefix('(').and_then(|tid| tid.strip_suffix(')'));
+        let (block, line) = inside.and_then(|inside| inside.split_once(',')).ok_or(())?;
+        Ok(Self {
+            block: block.parse().map_err(drop)?,
+            line: line.parse().map_err(drop)?,
+        })
     }
 }
 

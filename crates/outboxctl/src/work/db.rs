@@ -154,6 +154,10 @@ fn typed<'a>(arg: &'a Arg) -> (Box<dyn ToSql + Sync + 'a>, Type) {
         Arg::SmallInts(numbers) => (Box::new(numbers), Type::INT2_ARRAY),
         Arg::Ints(numbers) => (Box::new(numbers), Type::INT4_ARRAY),
         Arg::BigInts(numbers) => (Box::new(numbers), Type::INT8_ARRAY),
+        Arg::RowIds(row_ids) => {
+            let tids: Vec<String> = row_ids.iter().map(RowId::to_string).collect();
+            (Box::new(tids), Type::TEXT_ARRAY)
+        }
     }
 }
 
@@ -195,15 +199,7 @@ impl ResultRow for SessionRow {
     /// Reads `(block,line)`.
     fn row_id(&self, column: usize) -> Result<RowId, WorkError> {
         let tid = self.name(column)?;
-        let inside = tid.strip_prefix('(').and_then(|tid| tid.strip_suffix(')'));
-        let numbers = inside.and_then(|inside| inside.split_once(','));
-        let row_id = numbers.and_then(|(block, line)| {
-            Some(RowId {
-                block: block.parse().ok()?,
-                line: line.parse().ok()?,
-            })
-        });
-        row_id.ok_or_else(|| unexpected(&format!("the ctid {tid}")))
+        tid.parse().map_err(|()| unexpected(&format!("the ctid {tid}")))
     }
 
     fn unreadable(error: WorkError) -> Result<String, WorkError> {
