@@ -91,7 +91,7 @@ impl Layout {
 /// closes it.
 pub struct Table {
     relation: pg_sys::Relation,
-    /// Set by [`is`](Self::is). An invalidation that the server processes meanwhile does not take it away.
+    /// Set by [`is`](Self::is). It stays when the server processes invalidations.
     known: OnceCell<Rc<Known>>,
 }
 

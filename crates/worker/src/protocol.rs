@@ -21,8 +21,8 @@ pub trait Db {
 
     /// The function that claims with leasing off, and its parameters.
     const CLAIM_UNLEASED: &'static str;
-    /// Settles messages in any way. $1 is the worker; then arrays of tids, seqs, destinations, partitions, tokens, actions, delays and
-    /// reasons; and, if the caller gives them, delivery times.
+    /// Settles messages in any way. $1 is the worker; then arrays of tids, seqs, destinations, partitions, tokens, actions,
+    /// delays and reasons; and, if the caller gives them, delivery times.
     const SETTLE: &'static str;
 
     /// Runs a statement, and decodes each row of its result with `read`.
@@ -339,11 +339,11 @@ impl<D: Db> WorkerProtocol<D> {
         took_us: Option<&[i64]>,
     ) -> Result<usize, D::Error> {
         let tids: Vec<RowId> = batch.iter().map(|settlement| settlement.row_id).collect();
-        let changed = match took_us {
+        let usual = match took_us {
             None => self.settle_published(batch, &tids)?,
             Some(_) => None,
         };
-        let changed = match changed {
+        let changed = match usual {
             Some(changed) => changed,
             None => self.settle_at(batch, tids, dead_blocks, took_us)?,
         };

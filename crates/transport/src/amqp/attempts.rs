@@ -109,13 +109,16 @@ impl<F: Future + ?Sized> Attempts<F> {
     }
 
     /// Takes the outputs of all that are ready now. If A was resolved before B, and B is among them, A is among them, or
-    /// was taken before: A was noted before B was resolved, and this ends when nothing is noted any more.
-    pub(crate) fn take_ready(&mut self, outputs: &mut Vec<F::Output>) {
+    /// was taken before: A was noted before B was resolved, and this ends when nothing is noted any more. Returns whether
+    /// any had been woken.
+    pub(crate) fn take_ready(&mut self, outputs: &mut Vec<F::Output>) -> bool {
+        let mut are_woken = false;
         loop {
             let numbers = std::mem::take(&mut self.noted.lock().numbers);
             if numbers.is_empty() {
-                return;
+                return are_woken;
             }
+            are_woken = true;
             for number in numbers {
                 let Some((future, waker)) = self.open.get_mut(number) else {
                     continue; // noted twice, and ready the first time
@@ -242,6 +245,28 @@ mod tests {
         woken[4].wake_by_ref();
         attempts.take_ready(&mut taken);
         assert_eq!((taken, attempts.open.len()), (vec![2, 3, 1, 4], 0));
+    }
+
+    #[test]
+    fn a_drain_takes_ready_attempts_behind_attempts_that_are_woken_while_polled() {
+        let mut attempts: Attempts<dyn Future<Output = u32>> = Attempts::default();
+        for n in 0..10 {
+            let mut polls = 0;
+            let added = attempts.add(Box::pin(poll_fn(move |cx| {
+                polls += 1;
+                cx.waker().wake_by_ref(); // as lapin's thread may do at this moment
+                match polls > 4 {
+                    true => Poll::Ready(n),
+                    false => Poll::Pending,
+                }
+            })));
+            assert_eq!(added, None);
+        }
+        assert_eq!(attempts.add(Box::pin(std::future::pending())), None);
+        let mut taken = Vec::new();
+        assert!(attempts.take_ready(&mut taken));
+        assert_eq!((taken, attempts.open.len()), ((0..10).collect(), 1));
+        assert!(!attempts.take_ready(&mut Vec::new()));
     }
 
     #[test]

@@ -323,8 +323,7 @@ impl<'a> ChannelSession<'a> {
 
     /// Takes every answer that lapin has resolved so far: the complete drain that `returns` requires.
     fn drain(&mut self) {
-        self.is_silent &= !self.attempts.are_woken();
-        self.attempts.take_ready(&mut self.answers);
+        self.is_silent &= !self.attempts.take_ready(&mut self.answers);
         let mut answers = Vec::with_capacity(self.answers.len());
         for (seq, result) in std::mem::take(&mut self.answers) {
             match result {
