@@ -1,6 +1,7 @@
-//! Compares the direct write path with SQL statements. The usual publish must write the row that the statements write,
-//! or fail with the same error: random changes of the two tables × random events. The JSON that a worker reads must
-//! equal the result of the cast. On a real Postgres.
+//! Compares the direct write paths with SQL statements. The usual publish must write the row that the statements write,
+//! or fail with the same error: random changes of the two tables × random events. The settle of published messages must
+//! write the same history, whatever a user has added to its tables. The JSON that a worker reads must equal the result of
+//! the cast. On a real Postgres.
 
 use postgres::{Client, NoTls, Transaction};
 use serde_json::Value;
@@ -8,7 +9,7 @@ use std::sync::mpsc;
 use support::chaos::{Dice, seeds};
 use support::decoding;
 use support::decoding::Insert;
-use support::{DB, Session, unconnected_cluster};
+use support::{DB, Session, Stage, pause, unconnected_cluster, wait_drained};
 
 /// Changes that a transaction makes and rolls back. Some of them refuse some events, or fail after other changes.
 const CHANGES: &[&str] = &[
@@ -296,11 +297,7 @@ fn assert_committed_rows_are_sound(client: &mut Client, random: &mut Random, cou
         compared += streams[0].len();
     }
     assert!(compared > count, "{compared} rows of {count} events");
-    let check = "select bt_index_check(indexrelid, heapallindexed => true) from pg_index
-                 where indrelid in ('outbox_events'::regclass, 'outbox'::regclass)";
-    assert_eq!(client.query(check, &[]).expect("indexes are sound").len(), 4);
-    let heaps = "select h.msg from unnest(array['outbox_events', 'outbox']) t, verify_heapam(t, check_toast => true) h";
-    assert_eq!(client.query(heaps, &[]).expect("heaps").len(), 0, "tables are sound");
+    assert_sound(client, &["outbox_events", "outbox"]);
 }
 
 /// A row of the stream without its unique values: seq, id, times, and the partition of a message without a key.
@@ -308,6 +305,148 @@ fn without_own(mut insert: Insert) -> Insert {
     let own = ["seq", "id", "created_at", "enqueued_at", "partition"];
     insert.columns.retain(|name, _| !own.contains(&name.as_str()));
     insert
+}
+
+/// Changes of the tables that a settle writes, how each is undone, and whether published messages are then settled by a
+/// statement.
+const SETTLE_CHANGES: &[(&str, &str, bool)] = &[
+    ("", "", false),
+    (
+        "create trigger g before insert on outbox_history for each row execute function nothing()",
+        "drop trigger g on outbox_history",
+        true,
+    ),
+    (
+        "create trigger g after insert on outbox_history for each statement execute function nothing()",
+        "drop trigger g on outbox_history",
+        true,
+    ),
+    (
+        "create trigger g before insert on outbox_history_default for each row execute function nothing()",
+        "drop trigger g on outbox_history_default",
+        true,
+    ),
+    (
+        "create trigger g after delete on outbox for each row execute function nothing()",
+        "drop trigger g on outbox",
+        true,
+    ),
+    (
+        "alter table outbox_history add column extra text default 'x'",
+        "alter table outbox_history drop column extra",
+        true,
+    ),
+    ("vacuum full outbox", "vacuum full outbox", false),
+    (
+        "alter table outbox_history add constraint c check (attempts < 100) not valid",
+        "alter table outbox_history drop constraint c",
+        true,
+    ),
+    (
+        "alter table outbox enable row level security",
+        "alter table outbox disable row level security",
+        true,
+    ),
+    (
+        "alter table outbox_history enable row level security",
+        "alter table outbox_history disable row level security",
+        true,
+    ),
+    (
+        "create index i on outbox_history_default (key, seq)",
+        "drop index i",
+        false,
+    ),
+    (
+        "create index i on outbox_history_default (seq) where key is null",
+        "drop index i",
+        true,
+    ),
+    (
+        "create publication p for table outbox, outbox_history",
+        "drop publication p",
+        false,
+    ),
+    (
+        "alter table outbox replica identity full",
+        "alter table outbox replica identity default",
+        false,
+    ),
+    (
+        "delete from outbox_history_default; create table now (like outbox_history_default including all);
+         alter table outbox_history attach partition now for values from ('2020-01-01') to ('2100-01-01')",
+        "alter table outbox_history detach partition now; drop table now",
+        false,
+    ),
+    (
+        "delete from outbox_history_default; create table now (like outbox_history_default including all);
+         alter table outbox_history attach partition now for values from ('2020-01-01') to (maxvalue)",
+        "alter table outbox_history detach partition now; drop table now",
+        true,
+    ),
+    ("", "", false),
+];
+
+#[test]
+fn after_any_change_published_messages_have_the_history_that_the_statement_writes() {
+    let stage = Stage::new(&["wal_level = logical"]);
+    let mut client = stage.connect(DB);
+    client.run(SETUP);
+    for (change, undo, by_statement) in SETTLE_CHANGES {
+        pause(&stage);
+        client.run(
+            "do $$ begin for n in 1..300 loop
+               perform outbox_publish('T', '{}', 'item', nullif(n % 20, 0)::text, 'x');
+             end loop; end $$;
+             update outbox set attempts = 2, last_error = 'earlier', replayed = true where seq % 7 = 0;
+             update outbox set attempts = 1, last_error = (select string_agg(md5(n::text), '') from generate_series(1, 300) n)
+               where seq % 11 = 0;
+             drop table if exists expected;
+             create temp table expected as
+               select seq, enqueued_at, attempts + 1 as attempts, partition, false as discarded, replayed, destination, key, last_error
+               from outbox",
+        );
+        client.run(change);
+        stage.set_conf("outbox.enabled", "on");
+        wait_drained(&stage);
+        let rows = "select seq, enqueued_at, attempts, partition, discarded, replayed, destination, key, last_error
+                    from outbox_history where seq >= (select min(seq) from expected)";
+        let wrong = format!("(table expected except all {rows}) union all ({rows} except all table expected)");
+        let wrong = client.query(&wrong, &[]).expect("compare");
+        assert_eq!(wrong.len(), 0, "{change}");
+        // A direct settle has one time for all rows of its transaction, a statement one for each row.
+        let times = "select bool_or(times > 1), sum(rows), count(*), bool_and(began_before) from (
+                       select count(distinct published_at) as times, count(*) as rows,
+                              bool_and(published_at > enqueued_at) as began_before
+                       from outbox_history where seq >= (select min(seq) from expected) group by xmin::text) x";
+        let times = client.query_one(times, &[]).expect("times");
+        let (separate, is_later): (bool, bool) = (times.get(0), times.get(3));
+        assert_eq!((separate, is_later), (*by_statement, true), "{change}: {times:?}");
+        let found = "set enable_seqscan = off;
+                     create temp view by_index as select count(*) from outbox_history h
+                       where (seq, published_at) in (select seq, published_at from outbox_history)
+                         and seq between (select min(seq) from expected) and (select max(seq) from expected);";
+        client.run(found);
+        let found = client.query_one("select count from by_index", &[]).expect("by index");
+        assert_eq!(found.get::<_, i64>(0), 300, "{change}");
+        client.run("drop view by_index; reset enable_seqscan");
+        assert_sound(&mut client, &["outbox", "outbox_history_default"]);
+        client.run(undo);
+    }
+}
+
+/// Checks tables and their B-trees.
+fn assert_sound(client: &mut Client, tables: &[&str]) {
+    let indexes = "select bt_index_check(i.indexrelid, heapallindexed => true) from pg_index i
+                   join pg_class c on c.oid = i.indexrelid join pg_am a on a.oid = c.relam and a.amname = 'btree'
+                   where i.indrelid = any ($1::text[]::regclass[])";
+    client.query(indexes, &[&tables]).expect("indexes are sound");
+    let heaps = "select h.msg from unnest($1::text[]) t, verify_heapam(t, check_toast => true) h";
+    assert_eq!(
+        client.query(heaps, &[&tables]).expect("heaps").len(),
+        0,
+        "tables are sound"
+    );
 }
 
 #[test]

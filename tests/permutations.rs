@@ -633,24 +633,20 @@ fn claim(client: &mut Client, worker: &str, epoch: i64) -> Result<Answer, postgr
     Ok(Answer::Claimed(rows, missed))
 }
 
-/// Settles by ctid what was published, then locates by seq the rows that were not found, and settles again.
+/// Settles by ctid, then locates by seq the rows that were not found, and settles again.
 fn settle(client: &mut Client, worker: &str, rows: Vec<Row>) -> Result<Answer, postgres::Error> {
     client.batch_execute("begin")?;
     let (seqs, tokens): (Vec<i64>, Vec<i64>) = rows.iter().map(|row| (row.seq, row.token)).unzip();
     let mut tids: Vec<String> = rows.into_iter().map(|row| row.tid).collect();
     let mut changed = 0;
-    let settle = [
-        "select outbox_internal.settle_published($1, 'default', $2::text[]::tid[], $3,
-           array_fill(0::smallint, array[cardinality($3::bigint[])]), $4)",
-        "select outbox_internal.settle($1, $2::text[]::tid[], $3, array_fill('default'::text, array[n]),
-           array_fill(0::smallint, array[n]), $4, array_fill('p'::\"char\", array[n]),
-           array_fill(0::bigint, array[n]), array_fill(null::text, array[n]))::bigint
-         from cardinality($3::bigint[]) n",
-    ];
-    for (again, sql) in [true, false].into_iter().zip(settle) {
+    for again in [true, false] {
         if changed < seqs.len() {
+            let sql = "select outbox_internal.settle($1, $2::text[]::tid[], $3, array_fill('default'::text, array[n]),
+                         array_fill(0::smallint, array[n]), $4, array_fill('p'::\"char\", array[n]),
+                         array_fill(0::bigint, array[n]), array_fill(null::text, array[n]))
+                       from cardinality($3::bigint[]) n";
             let row = client.query_one(sql, &[&worker, &tids, &seqs, &tokens])?;
-            changed += row.get::<_, i64>(0) as usize;
+            changed += row.get::<_, i32>(0) as usize;
         }
         if again && changed < seqs.len() {
             let sql = "select outbox_internal.locate($1, array_fill('default'::text, array[n]),

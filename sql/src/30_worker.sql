@@ -677,40 +677,6 @@ comment on function outbox_internal.settle(
   ' counted as an attempt), w behind an earlier one of its key, f freed. Returns how many rows changed. Fewer than given'
   ' means that rows moved or the claim is lost.';
 
-create function outbox_internal.settle_published(
-  worker text, destination text, tids tid[], seqs bigint[], partitions smallint[], tokens bigint[]
-) returns bigint language plpgsql volatile
-set search_path = pg_catalog, pg_temp as $$
-#variable_conflict use_column
-declare
-  -- The fence, as in settle(): locked until COMMIT.
-  held constant bigint[] := array(
-    select p.partition::bigint << 48 | p.lease_epoch from @extschema@.outbox_partitions p
-    where p.lease_owner = settle_published.worker and p.partition = any (partitions)
-    order by p.partition for key share);
-  changed bigint;
-begin
-  with gone as (
-    delete from @extschema@.outbox o
-    using unnest(tids, seqs, partitions, tokens) as u (row_tid, seq, partition, token)
-    where o.ctid = u.row_tid and o.seq = u.seq and o.destination = settle_published.destination
-      and o.partition = u.partition and (o.claim_token = u.token or o.claim_token is null)
-      and (u.partition::bigint << 48 | u.token) = any (held)
-    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.replayed, o.destination, o.key, o.last_error
-  ), published as (
-    insert into @extschema@.outbox_history
-      (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error)
-    select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.replayed, g.destination, g.key,
-           g.last_error
-    from gone g
-  )
-  select count(*) into changed from gone;
-  return changed;
-end
-$$;
-comment on function outbox_internal.settle_published(text, text, tid[], bigint[], smallint[], bigint[]) is
-  'Worker protocol: the same as settle() for leased messages of a destination that were all published.';
-
 create function outbox_internal.locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select array_agg(coalesce((select o.ctid from @extschema@.outbox o

@@ -1,6 +1,6 @@
-//! Writes and reads rows without a statement. Sessions call it on the main thread, for tables whose columns and
-//! constraints they know. The executor starts and ends for each statement, and parses all constraints and defaults of
-//! the table: for one row that costs more than the row itself. This module skips what the executor does besides:
+//! Writes and reads rows without a statement, on the main thread, for tables whose columns and constraints the caller
+//! knows. The executor starts and ends for each statement, parses all constraints and defaults of the table, and copies
+//! rows from step to step: that costs more than the rows themselves. This module skips what the executor does besides:
 //! rights, triggers, rules, policies, added constraints and defaults. [`Table::is`] says whether a table has any of
 //! these. If it might, the caller uses a statement.
 
@@ -21,6 +21,8 @@ pub struct Layout {
     pub columns: Vec<Column>,
     /// The check constraints, as pg_get_expr() prints them.
     pub checks: Vec<String>,
+    /// Whether it is a partition. The caller writes only rows that belong to it.
+    pub is_partition: bool,
 }
 
 pub struct Column {
@@ -119,6 +121,8 @@ pub enum Kind {
 #[derive(Clone, Copy)]
 pub enum Value<'a> {
     Null,
+    /// A value that [`Row::same`] returned for a column of this type.
+    Same(pg_sys::Datum),
     Int2(i16),
     Int4(i32),
     Int8(i64),
@@ -129,11 +133,18 @@ pub enum Value<'a> {
     Uuid(Uuid),
 }
 
+/// A row that [`Table::insert_all`] writes.
+pub struct NewRow(pg_sys::HeapTuple);
+
 /// A row that is being read, with its columns counted from one.
 pub struct Row<'a> {
     values: &'a [pg_sys::Datum],
     nulls: &'a [bool],
 }
+
+/// Core writes a larger row, or one with values that are stored elsewhere, as a changed copy. When it writes many rows at
+/// once, their index entries then point nowhere.
+const WHOLE_BYTES_MAX: u32 = 1500;
 
 thread_local! {
     /// The tables that had their layout at the last check.
@@ -170,7 +181,7 @@ impl Table {
         unsafe { (*self.relation).rd_id.to_u32() }
     }
 
-    /// Whether a row may be written without the executor: the table has this layout, and an INSERT has no side effects.
+    /// Whether a row may be written without the executor: the table has this layout, and a write has no side effects.
     /// That holds until the transaction ends. DDL waits for the lock of [`open`](Self::open); CREATE INDEX CONCURRENTLY
     /// waits before its index needs entries. Checked again when the table has changed.
     pub fn is(&self, layout: &Layout) -> bool {
@@ -182,7 +193,8 @@ impl Table {
         if let Some(known) = KNOWN.with_borrow(|known| known.get(&oid).cloned()) {
             return self.found(known);
         }
-        let is = self.has_checks(&layout.checks) && self.is_left_alone() && self.has_simple_indexes();
+        let is = self.has_checks(&layout.checks) && self.is_table(layout.is_partition) && self.has_simple_indexes();
+        let is = is && self.is_left_alone();
         let known = is.then(|| self.known_columns(&layout.columns)).flatten().map(Rc::new);
         KNOWN.with_borrow_mut(|all| all.insert(oid, known.clone()));
         self.found(known)
@@ -195,36 +207,42 @@ impl Table {
         })
     }
 
-    /// Whether the current role may write rows and read them. Checked at each call, because role changes are not
+    /// Whether the current role may insert rows and read them. Checked at each call, because role changes are not
     /// announced.
-    pub fn may_be_written(&self) -> bool {
+    pub fn may_insert(&self) -> bool {
+        self.may(pg_sys::ACL_INSERT | pg_sys::ACL_SELECT)
+    }
+
+    /// Whether the current role may delete rows and read them.
+    pub fn may_delete(&self) -> bool {
+        self.may(pg_sys::ACL_DELETE | pg_sys::ACL_SELECT)
+    }
+
+    fn may(&self, rights: u32) -> bool {
         // SAFETY: inside a transaction; the hook is a static of the server.
         unsafe {
             // An extension with this hook checks or logs each table of a statement.
             let hook = pg_sys::ExecutorCheckPerms_hook;
-            hook.is_none() && may(self.relation, pg_sys::ACL_INSERT | pg_sys::ACL_SELECT)
+            hook.is_none() && may(self.relation, rights)
         }
     }
 
-    /// Whether it is an ordinary table, and an INSERT runs no other code.
-    fn is_left_alone(&self) -> bool {
+    fn is_table(&self, is_partition: bool) -> bool {
+        // SAFETY: the relation is open, so what the cache holds of it stays.
+        unsafe {
+            let class = &*(*self.relation).rd_rel;
+            class.relkind as u8 == pg_sys::RELKIND_RELATION
+                && class.relam == pg_sys::HEAP_TABLE_AM_OID
+                && class.relispartition == is_partition
+        }
+    }
+
+    /// Whether a write runs no code of a user: there is no trigger, no rule, no policy.
+    pub fn is_left_alone(&self) -> bool {
         // SAFETY: the relation is open, so what the cache holds of it stays.
         unsafe {
             let (relation, class) = (&*self.relation, &*(*self.relation).rd_rel);
-            let has_triggers = relation.trigdesc.as_ref().is_some_and(|triggers| {
-                triggers.trig_insert_before_row
-                    || triggers.trig_insert_after_row
-                    || triggers.trig_insert_instead_row
-                    || triggers.trig_insert_before_statement
-                    || triggers.trig_insert_after_statement
-                    || triggers.trig_insert_new_table
-            });
-            class.relkind as u8 == pg_sys::RELKIND_RELATION
-                && class.relam == pg_sys::HEAP_TABLE_AM_OID
-                && !class.relrowsecurity
-                && !class.relispartition
-                && relation.rd_rules.is_null()
-                && !has_triggers
+            !class.relrowsecurity && relation.rd_rules.is_null() && relation.trigdesc.is_null()
         }
     }
 
@@ -319,8 +337,21 @@ impl Table {
     /// [`is`](Self::is) must be true for the table, and the row must meet its check constraints. Later commands of the
     /// transaction see the row.
     pub fn insert(&self, row: &[Value]) -> RowId {
-        // SAFETY: one value for each column, of its type: see `is`. Core uses the function for its catalogs. It skips only
-        // features that this table does not have.
+        let NewRow(tuple) = self.form(row);
+        // SAFETY: a row of this table: see `is`. Core uses the function for its catalogs. It skips only features that this
+        // table does not have.
+        unsafe {
+            pg_sys::CatalogTupleInsert(self.relation, tuple);
+            let place = row_id((*tuple).t_self);
+            pg_sys::heap_freetuple(tuple);
+            pg_sys::CommandCounterIncrement();
+            place
+        }
+    }
+
+    /// Makes a row for [`insert_all`](Self::insert_all), under the conditions of [`insert`](Self::insert).
+    pub fn form(&self, row: &[Value]) -> NewRow {
+        // SAFETY: one value for each column, of its type: see `is`.
         unsafe {
             let columns = (*(*self.relation).rd_att).natts as usize;
             let (mut values, mut nulls) = (vec![pg_sys::Datum::null(); columns], vec![true; columns]);
@@ -338,13 +369,91 @@ impl Table {
                 }
                 Some(())
             });
-            let tuple = pg_sys::heap_form_tuple((*self.relation).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
-            pg_sys::CatalogTupleInsert(self.relation, tuple);
-            let place = row_id((*tuple).t_self);
-            pg_sys::heap_freetuple(tuple);
-            pg_sys::CommandCounterIncrement();
-            place
+            let descriptor = (*self.relation).rd_att;
+            NewRow(pg_sys::heap_form_tuple(
+                descriptor,
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+            ))
         }
+    }
+
+    /// Writes rows with their index entries, each page with one record of WAL.
+    pub fn insert_all(&self, rows: &[NewRow]) {
+        // SAFETY: rows of this table: see `form`. Core uses the functions for its catalogs. A slot has no other owner.
+        unsafe {
+            let indexes = pg_sys::CatalogOpenIndexes(self.relation);
+            let mut slots = Vec::with_capacity(rows.len());
+            for NewRow(tuple) in rows {
+                let stays_whole = (**tuple).t_len <= WHOLE_BYTES_MAX
+                    && u32::from((*(**tuple).t_data).t_infomask) & pg_sys::HEAP_HASEXTERNAL == 0;
+                if !stays_whole {
+                    pg_sys::CatalogTupleInsertWithInfo(self.relation, *tuple, indexes);
+                    continue;
+                }
+                let slot =
+                    pg_sys::MakeSingleTupleTableSlot((*self.relation).rd_att, &raw const pg_sys::TTSOpsHeapTuple);
+                slots.push(pg_sys::ExecStoreHeapTuple(*tuple, slot, false));
+            }
+            if !slots.is_empty() {
+                let count = slots.len() as i32;
+                pg_sys::CatalogTuplesMultiInsertWithInfo(self.relation, slots.as_mut_ptr(), count, indexes);
+            }
+            slots
+                .into_iter()
+                .for_each(|slot| pg_sys::ExecDropSingleTupleTableSlot(slot));
+            pg_sys::CatalogCloseIndexes(indexes);
+            pg_sys::CommandCounterIncrement();
+        }
+    }
+
+    /// Deletes rows, each if `read` returns something for it: `read` gets the index of its place and its columns as in the
+    /// layout. [`is`](Self::is) must be true for the table. Waits for a transaction that has locked a row; leaves a row that
+    /// another transaction has changed since this one looked. Returns what was read from the deleted rows.
+    pub fn delete<T>(&self, places: &[RowId], mut read: impl FnMut(usize, &Row) -> Option<T>) -> Vec<T> {
+        let mut deleted = Vec::with_capacity(places.len());
+        // SAFETY: inside a transaction. A tuple is read while its page is pinned.
+        unsafe {
+            let descriptor = (*self.relation).rd_att;
+            let columns = (*descriptor).natts as usize;
+            let (mut all, mut are_null) = (vec![pg_sys::Datum::null(); columns], vec![true; columns]);
+            let (mut values, mut nulls) = (Vec::with_capacity(columns), Vec::with_capacity(columns));
+            let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
+            let command = pg_sys::GetCurrentCommandId(true);
+            for (index, place) in places.iter().enumerate() {
+                let mut tuple = pg_sys::HeapTupleData {
+                    t_self: tid(*place),
+                    ..Default::default()
+                };
+                let mut page = 0;
+                if !pg_sys::heap_fetch(self.relation, snapshot, &mut tuple, &mut page, false) {
+                    continue;
+                }
+                pg_sys::heap_deform_tuple(&mut tuple, descriptor, all.as_mut_ptr(), are_null.as_mut_ptr());
+                values.clear();
+                nulls.clear();
+                self.known(|known| {
+                    values.extend(known.columns.iter().map(|(index, _)| all[*index]));
+                    nulls.extend(known.columns.iter().map(|(index, _)| are_null[*index]));
+                    Some(())
+                });
+                let (values, nulls) = (&values[..], &nulls[..]);
+                let found = read(index, &Row { values, nulls });
+                pg_sys::ReleaseBuffer(page);
+                let Some(found) = found else {
+                    continue;
+                };
+                let (none, mut failure) = (std::ptr::null_mut(), pg_sys::TM_FailureData::default());
+                let at = &mut tuple.t_self;
+                let result = pg_sys::heap_delete(self.relation, at, command, none, true, &mut failure, false);
+                if result == pg_sys::TM_Result::TM_Ok {
+                    deleted.push(found);
+                }
+            }
+            pg_sys::UnregisterSnapshot(snapshot);
+            pg_sys::CommandCounterIncrement();
+        }
+        deleted
     }
 
     /// The next value of the identity column. [`is`](Self::is) must be true for the table. As with a statement, a role
@@ -393,6 +502,7 @@ impl<'a> Value<'a> {
     pub(super) fn datum(self) -> pg_sys::Datum {
         match self {
             Self::Null => pg_sys::Datum::null(),
+            Self::Same(datum) => datum,
             Self::Int2(value) => value.into(),
             Self::Int4(value) => value.into(),
             Self::Int8(value) | Self::Time(value) => value.into(),
@@ -407,6 +517,28 @@ impl Row<'_> {
     fn value(&self, column: usize) -> Option<pg_sys::Datum> {
         let is_null = self.nulls.get(column - 1).is_none_or(|null| *null);
         (!is_null).then(|| self.values[column - 1])
+    }
+
+    /// The value of a column, for a column of the same type in another row that is made before this one is left.
+    pub fn same(&self, column: usize) -> Value<'static> {
+        self.value(column).map_or(Value::Null, Value::Same)
+    }
+
+    /// Whether a column of that type has this text, which is in the encoding of the database.
+    pub fn is_text(&self, column: usize, text: &[u8]) -> bool {
+        // SAFETY: a text, as the caller says.
+        let is = |datum| unsafe { text::with_bytes(datum, |bytes| Ok(bytes == text)) };
+        self.value(column).is_some_and(|datum| is(datum).unwrap_or(false))
+    }
+
+    /// The value of a column of that type.
+    pub fn int4(&self, column: usize) -> Option<i32> {
+        self.value(column).map(|datum| datum.value() as i32)
+    }
+
+    /// The value of a column of that type.
+    pub fn int8(&self, column: usize) -> Option<i64> {
+        self.value(column).map(|datum| datum.value() as i64)
     }
 
     /// The value of a column of that type.
@@ -536,6 +668,12 @@ unsafe fn slice<'a, T>(from: *const T, count: usize) -> &'a [T] {
 pub fn now() -> i64 {
     // SAFETY: reads a static of the server.
     unsafe { pg_sys::GetCurrentTransactionStartTimestamp() }
+}
+
+/// What clock_timestamp() says, in µs since 2000.
+pub fn clock_timestamp() -> i64 {
+    // SAFETY: reads the clock.
+    unsafe { pg_sys::GetCurrentTimestamp() }
 }
 
 /// A time in µs since 2000, as ISO 8601 in UTC with µs. None: it is infinite.

@@ -8,7 +8,7 @@ use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Outcome, Pointer};
 use outbox_core::partition::Partition;
-use outbox_core::settle::{Blocks, Disposition, Ending};
+use outbox_core::settle::{Blocks, Ending};
 use outbox_transport::target::{Kind, split};
 
 /// The most due messages that one transaction brings back.
@@ -33,9 +33,9 @@ pub trait Db {
         read: impl FnMut(&Self::ResultRow<'_>) -> Result<T, Self::Error>,
     ) -> Result<Vec<T>, Self::Error>;
 
-    /// Settles leased messages of a destination that were all published. The worker, the destination, arrays of tids, seqs,
-    /// partitions and tokens. Returns the number of rows that changed; None: there is no such statement.
-    fn settle_published(&self, _args: &[Arg]) -> Result<Option<i64>, Self::Error> {
+    /// Settles messages as [`SETTLE`](Self::SETTLE) does, if this is possible without it. Returns the number of rows that
+    /// changed; None: nothing was done.
+    fn settle_published(&self, _worker: &str, _batch: &[Settlement]) -> Result<Option<usize>, Self::Error> {
         Ok(None)
     }
 
@@ -338,14 +338,16 @@ impl<D: Db> WorkerProtocol<D> {
         dead_blocks: Blocks,
         took_us: Option<&[i64]>,
     ) -> Result<usize, D::Error> {
-        let tids: Vec<RowId> = batch.iter().map(|settlement| settlement.row_id).collect();
         let usual = match took_us {
-            None => self.settle_published(batch, &tids)?,
+            None => self.db.settle_published(&self.worker, batch)?,
             Some(_) => None,
         };
         let changed = match usual {
             Some(changed) => changed,
-            None => self.settle_at(batch, tids, dead_blocks, took_us)?,
+            None => {
+                let tids = batch.iter().map(|settlement| settlement.row_id).collect();
+                self.settle_at(batch, tids, dead_blocks, took_us)?
+            }
         };
         if changed == batch.len() {
             return Ok(changed);
@@ -359,29 +361,6 @@ impl<D: Db> WorkerProtocol<D> {
         })?;
         let tids = tids.iter().map(|tid| tid.parse().unwrap_or_default()).collect();
         Ok(changed + self.settle_at(batch, tids, dead_blocks, took_us)?)
-    }
-
-    /// None: some of them were not published, or are not leased.
-    fn settle_published(&self, batch: &[Settlement], tids: &[RowId]) -> Result<Option<usize>, D::Error> {
-        let destination = batch.first().map_or("", |settlement| &settlement.pointer.destination);
-        let is_usual = |Settlement {
-                            pointer, disposition, ..
-                        }: &Settlement| {
-            *disposition == Disposition::Publish && pointer.lease_epoch > 0 && pointer.destination == destination
-        };
-        if !batch.iter().all(is_usual) {
-            return Ok(None);
-        }
-        let (seqs, _, partitions) = keys(batch);
-        let args = [
-            self.worker(),
-            Arg::Text(Some(destination)),
-            Arg::RowIds(tids.to_vec()),
-            seqs,
-            partitions,
-            tokens(batch),
-        ];
-        Ok(self.db.settle_published(&args)?.map(|changed| changed as usize))
     }
 
     fn settle_at(

@@ -2,7 +2,6 @@
 
 use super::new_event::Times;
 use super::partition::Partitioning;
-use super::rows::{self, MESSAGE};
 use super::source;
 use super::statements::{Statements, statements};
 use crate::error::{UserError, internal};
@@ -14,6 +13,7 @@ use crate::pg::{guc, security};
 use crate::session::effects;
 use crate::session::fast_path::{self, Inserted, Stored};
 use crate::shared::transactions;
+use crate::store::rows::{self, MESSAGE};
 use crate::store::{AGGREGATE_KEY, aggregate_key};
 use outbox_core::engine::RowId;
 use outbox_core::envelope;

@@ -5,7 +5,6 @@ pub mod enqueue;
 pub mod new_event;
 pub mod partition;
 pub mod publish;
-mod rows;
 pub mod source;
 pub mod statements;
 pub mod written;

@@ -5,7 +5,6 @@
 use super::enqueue::{NewMessage, Placed, insert_messages};
 use super::new_event::{NewEvent, Times};
 use super::partition::Partitioning;
-use super::rows::{self, EVENT, MESSAGE};
 use super::statements::{Statements, statements};
 use crate::error::{UserError, internal};
 use crate::limits::check_body;
@@ -18,6 +17,7 @@ use crate::pg::{guc, security, text};
 use crate::session::fast_path::{self, Inserted, Stored};
 use crate::session::{effects, nesting};
 use crate::shared::transactions;
+use crate::store::rows::{self, EVENT, MESSAGE};
 use outbox_core::event::{COLUMNS, Event};
 use outbox_core::partition::{Partition, crc32};
 use pgrx::PgSqlErrorCode;
@@ -89,7 +89,7 @@ impl Publish<'_> {
         }
         let events = Table::open(self.statements.event_table);
         let outbox = Table::open(self.statements.outbox_table);
-        let is_usual = events.is(&EVENT) && outbox.is(&MESSAGE) && events.may_be_written() && outbox.may_be_written();
+        let is_usual = events.is(&EVENT) && outbox.is(&MESSAGE) && events.may_insert() && outbox.may_insert();
         let written = is_usual.then(|| {
             let placed = self
                 .events

@@ -2,6 +2,7 @@
 //! the caller, as the worker role. Runs on the main thread of the process.
 
 pub mod maintenance;
+mod published;
 mod spi;
 
 use crate::pg::spi::{Lossy, Spi, SpiResult};

@@ -1,13 +1,14 @@
 //! Runs the statements of the worker protocol through SPI. Each is planned once.
 
+use super::published::PublishedRows;
 use crate::pg::clock::us_since_1970;
 use crate::pg::spi::{Number, Param, Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult, SpiTupleTable};
 use crate::store::statement::SavedStatement;
-use outbox_core::engine::RowId;
+use outbox_core::engine::{RowId, Settlement};
 use outbox_worker::protocol::{Arg, Db, ResultRow, Statement};
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::{PgBuiltInOids, PgOid};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -15,12 +16,9 @@ use std::rc::Rc;
 pub struct SpiDb {
     /// The prepared statements, by their text, or the function of a claim.
     prepared: RefCell<HashMap<String, Rc<SavedStatement>>>,
-    /// Whether there is `SETTLE_PUBLISHED`; None: not known yet.
-    has_settle_published: Cell<Option<bool>>,
+    /// None: not used yet.
+    published: RefCell<Option<Rc<PublishedRows>>>,
 }
-
-/// Version 0.1.0 of the SQL does not have it.
-const SETTLE_PUBLISHED: &str = "settle_published(text, text, tid[], bigint[], smallint[], bigint[])";
 
 impl SpiDb {
     fn prepared(
@@ -41,17 +39,7 @@ impl SpiDb {
     /// a claim calls.
     pub fn forget(&self) {
         self.prepared.borrow_mut().clear();
-        self.has_settle_published.set(None);
-    }
-
-    fn has_settle_published(&self) -> SpiResult<bool> {
-        if let Some(known) = self.has_settle_published.get() {
-            return Ok(known);
-        }
-        let sql = format!("select pg_catalog.to_regprocedure('outbox_internal.{SETTLE_PUBLISHED}') is not null");
-        let has = self.read(&sql, |rows| rows.first().get_one::<bool>())? == Some(true);
-        self.has_settle_published.set(Some(has));
-        Ok(has)
+        self.published.take();
     }
 
     /// Runs a query that only reads. All else in pgrx assigns a transaction id, even `Spi::get_one`, and the commit then
@@ -70,14 +58,19 @@ impl Db for SpiDb {
     const CLAIM_UNLEASED: &'static str = "claim_unleased(text, bigint, integer, integer, bigint)";
     const SETTLE: &'static str = "select outbox_internal.settle($1, $2::tid[], $3, $4, $5, $6, $7::\"char\"[], $8, $9)";
 
-    fn settle_published(&self, args: &[Arg]) -> SpiResult<Option<i64>> {
-        match self.has_settle_published()? {
-            true => {
-                let sql = "select outbox_internal.settle_published($1, $2, $3, $4, $5, $6)";
-                self.one(Statement::Write(sql), args, |row| row.number(0))
-            }
-            false => Ok(None),
-        }
+    fn settle_published(&self, worker: &str, batch: &[Settlement]) -> SpiResult<Option<usize>> {
+        Spi::connect_mut(|client| {
+            let known = self.published.borrow().clone();
+            let published = match known {
+                Some(published) => published,
+                None => {
+                    let published = Rc::new(PublishedRows::open(client)?);
+                    self.published.replace(Some(Rc::clone(&published)));
+                    published
+                }
+            };
+            published.settle(client, worker, batch)
+        })
     }
 
     fn run<T>(

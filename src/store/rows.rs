@@ -1,10 +1,12 @@
-//! The two rows that a publish writes, defined once: into outbox_events and into outbox, as sql/src/10_tables.sql creates
-//! them. `publish` writes them without a statement as long as no user has added anything to the tables. The statements for
-//! all other cases are made of the same columns. tests/differential.rs compares the two ways.
+//! The rows that are written without a statement, as long as no user has added anything to their tables: those that a
+//! publish writes into outbox_events and outbox, and the one that the settle of a published message writes into a
+//! partition of outbox_history. The columns are those of sql/src/10_tables.sql. For all other cases there are statements;
+//! those of a publish are made of the same columns. tests/differential.rs compares the two ways.
 
 use crate::pg::spi::{OwnedPreparedStatement, Param, SpiClient, SpiResult};
-use crate::pg::table::{Column, Filled, Kind, Layout, Value};
+use crate::pg::table::{Column, Filled, Kind, Layout, Row, Value};
 use outbox_core::event::{self, COLUMNS};
+use outbox_core::message::Pointer;
 use pgrx::PgOid;
 use std::sync::LazyLock;
 
@@ -38,6 +40,7 @@ pub static EVENT: LazyLock<Layout> = LazyLock::new(|| {
             ])
             .collect(),
         checks: short.map(is_short).chain(own.map(str::to_owned)).collect(),
+        is_partition: false,
     }
 });
 
@@ -58,7 +61,55 @@ pub static MESSAGE: LazyLock<Layout> = LazyLock::new(|| Layout {
         column("expires_at", Kind::Time, false, Filled::Given(None)),
     ],
     checks: vec!["(octet_length(key) <= 255)".to_owned()],
+    is_partition: false,
 });
+
+/// The columns of a partition of outbox_history.
+pub static HISTORY: LazyLock<Layout> = LazyLock::new(|| Layout {
+    columns: vec![
+        column("seq", Kind::Int8, true, Filled::Given(None)),
+        column("enqueued_at", Kind::Time, true, Filled::Given(None)),
+        column("published_at", Kind::Time, true, Filled::Given(None)),
+        column("attempts", Kind::Int4, true, Filled::Given(None)),
+        column("partition", Kind::Int2, true, Filled::Given(None)),
+        column("discarded", Kind::Bool, true, Filled::Zero),
+        column("replayed", Kind::Bool, true, Filled::Given(Some("false"))),
+        column("destination", Kind::Text, true, Filled::Given(None)),
+        column("key", Kind::Text, false, Filled::Given(None)),
+        column("last_error", Kind::Text, false, Filled::Given(None)),
+    ],
+    checks: Vec::new(),
+    is_partition: true,
+});
+
+/// Whether a row of outbox is this message. `destination` is in the encoding of the database.
+pub fn is_message(row: &Row, pointer: &Pointer, destination: &[u8]) -> bool {
+    (row.int8(1), row.int2(6)) == (Some(pointer.seq), Some(pointer.partition.as_i16())) && row.is_text(9, destination)
+}
+
+/// The claim_token of a row of outbox.
+pub fn claim_token(row: &Row) -> Option<i64> {
+    row.int8(3)
+}
+
+/// The history of a message that was published at this time, from its row in outbox, which has the columns of [`MESSAGE`].
+pub fn published<'a>(row: &Row, at: i64) -> [Value<'a>; 9] {
+    let attempts = row.int4(5).unwrap_or_default().saturating_add(1);
+    let [seq, enqueued_at, partition, replayed, destination, key, last_error] =
+        [1, 2, 6, 8, 9, 10, 11].map(|column| row.same(column));
+    let (published_at, attempts) = (Value::Time(at), Value::Int4(attempts));
+    [
+        seq,
+        enqueued_at,
+        published_at,
+        attempts,
+        partition,
+        replayed,
+        destination,
+        key,
+        last_error,
+    ]
+}
 
 fn column(name: &'static str, kind: Kind, not_null: bool, filled: Filled) -> Column {
     Column {
