@@ -1,10 +1,11 @@
 //! How fast is the publisher, next to bare lapin? Run by hand: OUTBOX_BROKER_PORT=… cargo run --release --example
-//! publish_rate [rounds] [messages]. Both publish 300-byte bodies to one classic durable queue, in turn, in one process.
+//! publish_rate [rounds] [messages]. Both publish 300-byte bodies to one classic durable queue, in turn, in one process,
+//! with the properties and headers of the extension.
 //!
 //! The bare loop is the fastest plain form: poll each publish once in order, await them, await the confirms, window 1,000.
 
 use lapin::options::*;
-use lapin::types::FieldTable;
+use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
 use outbox_transport::*;
 use std::future::Future;
@@ -115,6 +116,10 @@ fn wait(publisher: &mut Publisher) -> Vec<PublisherEvent> {
     publisher.drain()
 }
 
+fn text(value: String) -> HeaderValue {
+    HeaderValue::Text(value.into())
+}
+
 fn message(handle: u64) -> Publication {
     Publication {
         handle,
@@ -123,8 +128,19 @@ fn message(handle: u64) -> Publication {
         key: None,
         properties: Properties {
             message_id: format!("0190a0c2-0000-7000-8000-{handle:012}"),
+            kind: Some("OrderPlaced".to_owned()),
             content_type: "application/json".into(),
+            timestamp_s: Some(1_700_000_000),
             app_id: "outbox".into(),
+            headers: vec![
+                ("id".into(), text(format!("0190a0c2-0000-7000-8000-{handle:012}"))),
+                ("aggregate_type".into(), text("order".to_owned())),
+                ("aggregate_id".into(), text(handle.to_string())),
+                ("partition_key".into(), HeaderValue::Int(7)),
+                ("seq".into(), HeaderValue::Int(handle as i64)),
+                ("lease_epoch".into(), HeaderValue::Int(1)),
+                ("attempt".into(), HeaderValue::Int(1)),
+            ],
             ..Properties::default()
         },
         body: vec![b'x'; 300],
@@ -196,11 +212,24 @@ async fn purge(channel: &Channel) {
 }
 
 async fn bare_publish(channel: &Channel, message: Publication) -> lapin::PublisherConfirm {
+    let given = message.properties;
+    let mut headers = FieldTable::default();
+    for (name, value) in given.headers {
+        let value = match value {
+            HeaderValue::Text(text) => AMQPValue::LongString(text.into_string().into()),
+            HeaderValue::Int(int) => AMQPValue::LongLongInt(int),
+            HeaderValue::Float(_) | HeaderValue::Bool(_) => unreachable!("`message` makes none"),
+        };
+        headers.insert(name.into_string().into(), value);
+    }
     let properties = BasicProperties::default()
         .with_delivery_mode(2)
-        .with_message_id(message.properties.message_id.into())
-        .with_content_type(message.properties.content_type.into_string().into())
-        .with_app_id(message.properties.app_id.into_string().into());
+        .with_message_id(given.message_id.into())
+        .with_type(given.kind.unwrap().into())
+        .with_content_type(given.content_type.into_string().into())
+        .with_timestamp(given.timestamp_s.unwrap())
+        .with_app_id(given.app_id.into_string().into())
+        .with_headers(headers);
     let options = BasicPublishOptions {
         mandatory: true,
         ..Default::default()
