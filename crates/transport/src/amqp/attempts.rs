@@ -81,37 +81,62 @@ impl<T> Numbered<T> {
     }
 }
 
-/// Futures that are polled when they are added, and then only after they were woken.
-pub(crate) struct Attempts<F: ?Sized> {
-    open: Numbered<(Pin<Box<F>>, Waker)>,
+/// Publishes by number, each in two steps: lapin writes it, then the broker confirms it. They are polled when they are
+/// added, and then only after they were woken.
+pub(crate) struct Attempts<W, C> {
+    open: Numbered<(Step<W, C>, Waker)>,
+    unwritten: usize,
+    /// The memory of writes that are complete. A write takes 1,500 bytes, which cost malloc more than smaller pieces.
+    spare: Vec<Pin<Box<W>>>,
     noted: Arc<Noted>,
 }
 
-impl<F: Future + ?Sized> Default for Attempts<F> {
+enum Step<W, C> {
+    Write(Pin<Box<W>>),
+    Confirm(C),
+}
+
+impl<W, C> Default for Attempts<W, C> {
     fn default() -> Self {
-        let (open, noted) = (Numbered::default(), Arc::default());
-        Self { open, noted }
+        Self {
+            open: Numbered::default(),
+            unwritten: 0,
+            spare: Vec::new(),
+            noted: Arc::default(),
+        }
     }
 }
 
-impl<F: Future + ?Sized> Attempts<F> {
-    /// Adds a future and polls it. Returns its output if it is ready.
-    pub(crate) fn add(&mut self, mut future: Pin<Box<F>>) -> Option<F::Output> {
-        let (noted, number) = (Arc::clone(&self.noted), self.open.next());
-        let waker = Waker::from(Arc::new(AttemptWaker { noted, number }));
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => Some(output),
-            Poll::Pending => {
-                self.open.push((future, waker));
-                None
-            }
-        }
+impl<W, C, T, E> Attempts<W, C>
+where
+    W: Future<Output = Result<C, E>>,
+    C: Future<Output = Result<T, E>> + Unpin,
+{
+    /// The number of publishes that lapin has not written yet.
+    pub(crate) fn unwritten(&self) -> usize {
+        self.unwritten
     }
 
-    /// Takes the outputs of all that are ready now. If A was resolved before B, and B is among them, A is among them, or
+    /// Adds a publish and polls it. Returns its number, and its result if that is ready.
+    pub(crate) fn add(&mut self, write: W) -> (u64, Option<Result<T, E>>) {
+        let write = match self.spare.pop() {
+            Some(mut place) => {
+                place.set(write);
+                place
+            }
+            None => Box::pin(write),
+        };
+        let (noted, number) = (Arc::clone(&self.noted), self.open.next());
+        let waker = Waker::from(Arc::new(AttemptWaker { noted, number }));
+        self.open.push((Step::Write(write), waker));
+        self.unwritten += 1;
+        (number, self.poll(number))
+    }
+
+    /// Takes the results of all that are ready now. If A was resolved before B, and B is among them, A is among them, or
     /// was taken before: A was noted before B was resolved, and this ends when nothing is noted any more. Returns whether
     /// any had been woken.
-    pub(crate) fn take_ready(&mut self, outputs: &mut Vec<F::Output>) -> bool {
+    pub(crate) fn take_ready(&mut self, results: &mut Vec<(u64, Result<T, E>)>) -> bool {
         let mut are_woken = false;
         loop {
             let numbers = std::mem::take(&mut self.noted.lock().numbers);
@@ -120,15 +145,37 @@ impl<F: Future + ?Sized> Attempts<F> {
             }
             are_woken = true;
             for number in numbers {
-                let Some((future, waker)) = self.open.get_mut(number) else {
-                    continue; // noted twice, and ready the first time
-                };
-                if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(waker)) {
-                    self.open.take(number);
-                    outputs.push(output);
-                }
+                results.extend(self.poll(number).map(|result| (number, result)));
             }
         }
+    }
+
+    fn poll(&mut self, number: u64) -> Option<Result<T, E>> {
+        let (step, waker) = self.open.get_mut(number)?; // None: noted twice, and ready the first time
+        let mut context = Context::from_waker(waker);
+        let result = loop {
+            match step {
+                Step::Write(write) => {
+                    let Poll::Ready(written) = write.as_mut().poll(&mut context) else {
+                        return None;
+                    };
+                    self.unwritten -= 1;
+                    let before = match written {
+                        Ok(confirm) => std::mem::replace(step, Step::Confirm(confirm)),
+                        Err(error) => break Err(error),
+                    };
+                    if let Step::Write(place) = before {
+                        self.spare.push(place);
+                    }
+                }
+                Step::Confirm(confirm) => match Pin::new(confirm).poll(&mut context) {
+                    Poll::Ready(result) => break result,
+                    Poll::Pending => return None,
+                },
+            }
+        };
+        self.open.take(number);
+        Some(result)
     }
 
     /// Whether any has been woken since [`take_ready`](Self::take_ready).
@@ -194,17 +241,18 @@ impl Wake for AttemptWaker {
 mod tests {
     use super::*;
     use std::cell::Cell;
+    use std::future::{Ready, ready};
     use std::rc::Rc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// A future that is ready once its number is below `ready`, and puts its waker into `wakers`.
-    async fn resolved(number: usize, ready: Rc<Cell<usize>>, wakers: Rc<Cell<Vec<Waker>>>) -> usize {
+    async fn resolved(number: usize, ready: Rc<Cell<usize>>, wakers: Rc<Cell<Vec<Waker>>>) -> Result<usize, usize> {
         poll_fn(|cx| {
             let mut all = wakers.take();
             all.push(cx.waker().clone());
             wakers.set(all);
             if number < ready.get() {
-                Poll::Ready(number)
+                Poll::Ready(Ok(number))
             } else {
                 Poll::Pending
             }
@@ -225,12 +273,13 @@ mod tests {
     fn only_attempts_that_were_woken_are_polled_and_all_that_are_ready_are_taken() {
         let (ready, wakers) = (Rc::new(Cell::new(1)), Rc::new(Cell::new(Vec::new())));
         let mut attempts = Attempts::default();
-        let add = |attempts: &mut Attempts<_>, number| {
-            attempts.add(Box::pin(resolved(number, ready.clone(), wakers.clone())))
+        let add = |attempts: &mut Attempts<_, _>, number| {
+            let confirm = Box::pin(resolved(number, ready.clone(), wakers.clone()));
+            attempts.add(std::future::ready(Ok(confirm)))
         };
-        assert_eq!(add(&mut attempts, 0), Some(0), "ready when it is added");
-        (1..5).for_each(|number| assert_eq!(add(&mut attempts, number), None));
-        let mut taken: Vec<usize> = Vec::new();
+        assert_eq!(add(&mut attempts, 0), (0, Some(Ok(0))), "ready when it is added");
+        (1..5).for_each(|number| assert_eq!(add(&mut attempts, number), (number as u64, None)));
+        let mut taken = Vec::new();
         attempts.take_ready(&mut taken);
         assert!(taken.is_empty());
         ready.set(4);
@@ -240,32 +289,63 @@ mod tests {
         let woken = wakers.take();
         [4, 2, 3, 2, 1].iter().for_each(|number| woken[*number].wake_by_ref());
         attempts.take_ready(&mut taken);
-        assert_eq!(taken, [2, 3, 1]);
+        assert_eq!(taken, [2, 3, 1].map(|number| (number as u64, Ok(number))));
         ready.set(5);
         woken[4].wake_by_ref();
         attempts.take_ready(&mut taken);
-        assert_eq!((taken, attempts.open.len()), (vec![2, 3, 1, 4], 0));
+        assert_eq!((taken.pop(), attempts.open.len()), (Some((4, Ok(4))), 0));
+    }
+
+    /// A write that is complete once its number is below `ready`. The second fails; the others are confirmed at once.
+    async fn written(
+        number: usize,
+        ready: Rc<Cell<usize>>,
+        wakers: Rc<Cell<Vec<Waker>>>,
+    ) -> Result<Ready<Result<usize, usize>>, usize> {
+        match resolved(number, ready, wakers).await {
+            Ok(1) => Err(1),
+            number => Ok(std::future::ready(number)),
+        }
+    }
+
+    #[test]
+    fn a_write_counts_until_it_is_complete_and_its_memory_is_used_again() {
+        let (ready, wakers) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(Vec::new())));
+        let mut attempts = Attempts::default();
+        let add = |attempts: &mut Attempts<_, _>, number| attempts.add(written(number, ready.clone(), wakers.clone()));
+        (0..3).for_each(|number| assert_eq!(add(&mut attempts, number), (number as u64, None)));
+        assert_eq!(attempts.unwritten(), 3);
+        ready.set(9);
+        wakers.take().iter().for_each(Waker::wake_by_ref);
+        let mut taken = Vec::new();
+        attempts.take_ready(&mut taken);
+        assert_eq!(taken, [(0, Ok(0)), (1, Err(1)), (2, Ok(2))]);
+        assert_eq!((attempts.unwritten(), attempts.spare.len()), (0, 2));
+        assert_eq!(add(&mut attempts, 3), (3, Some(Ok(3))));
+        assert_eq!((attempts.unwritten(), attempts.spare.len()), (0, 2));
     }
 
     #[test]
     fn a_drain_takes_ready_attempts_behind_attempts_that_are_woken_while_polled() {
-        let mut attempts: Attempts<dyn Future<Output = u32>> = Attempts::default();
+        type Confirm = Pin<Box<dyn Future<Output = Result<u32, ()>>>>;
+        let mut attempts: Attempts<Ready<Result<Confirm, ()>>, Confirm> = Attempts::default();
         for n in 0..10 {
             let mut polls = 0;
-            let added = attempts.add(Box::pin(poll_fn(move |cx| {
+            let confirm: Confirm = Box::pin(poll_fn(move |cx| {
                 polls += 1;
                 cx.waker().wake_by_ref(); // as lapin's thread may do at this moment
                 match polls > 4 {
-                    true => Poll::Ready(n),
+                    true => Poll::Ready(Ok(n)),
                     false => Poll::Pending,
                 }
-            })));
-            assert_eq!(added, None);
+            }));
+            assert_eq!(attempts.add(ready(Ok(confirm))).1, None);
         }
-        assert_eq!(attempts.add(Box::pin(std::future::pending())), None);
+        assert_eq!(attempts.add(ready(Ok(Box::pin(std::future::pending())))).1, None);
         let mut taken = Vec::new();
         assert!(attempts.take_ready(&mut taken));
-        assert_eq!((taken, attempts.open.len()), ((0..10).collect(), 1));
+        let all = (0..10).map(|n| (u64::from(n), Ok(n))).collect();
+        assert_eq!((taken, attempts.open.len()), (all, 1));
         assert!(!attempts.take_ready(&mut Vec::new()));
     }
 
@@ -274,10 +354,8 @@ mod tests {
         let (ready, wakers) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(Vec::new())));
         let mut attempts = Attempts::default();
         (0..4).for_each(|number| {
-            assert_eq!(
-                attempts.add(Box::pin(resolved(number, ready.clone(), wakers.clone()))),
-                None
-            )
+            let confirm = Box::pin(resolved(number, ready.clone(), wakers.clone()));
+            assert_eq!(attempts.add(std::future::ready(Ok(confirm))).1, None)
         });
         let count = Arc::new(Count::default());
         let task = Waker::from(Arc::clone(&count));

@@ -19,8 +19,7 @@ use crate::{Outcome, Publication, Text};
 use futures_util::{Stream, StreamExt};
 use lapin::message::BasicReturnMessage;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
-use lapin::{Channel, Confirmation, Event as LapinEvent};
-use std::cell::Cell;
+use lapin::{Channel, Confirmation, Event as LapinEvent, PublisherConfirm};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -73,7 +72,7 @@ pub(crate) async fn serve(
     let mut thread_ended = pin!(guard::thread_ended(wire));
     let mut timer = pin!(sleep_until(Instant::now()));
     let mut check_timer = pin!(sleep_until(Instant::now()));
-    let mut session = ChannelSession::new(link, config, watchdog);
+    let mut session = ChannelSession::new(link, config, watchdog, write);
     session.waiting = waiting;
     let mut probe: Option<Probe> = None;
     let mut elsewhere: Option<Pin<Box<dyn Future<Output = bool> + '_>>> = None;
@@ -173,7 +172,6 @@ type Probe<'a> = Pin<Box<dyn Future<Output = lapin::Result<()>> + 'a>>;
 
 /// The result that lapin has for the message with this seq.
 type LapinAnswer = (u64, lapin::Result<Confirmation>);
-type PublishAttempt<'a> = dyn Future<Output = LapinAnswer> + 'a;
 
 /// A published message without an outcome.
 struct OpenMessage {
@@ -185,8 +183,10 @@ struct OpenMessage {
     routing_key: Text,
 }
 
-struct ChannelSession<'a> {
+struct ChannelSession<'a, W> {
     channel: &'a Channel,
+    /// Writes a message: [`write`], whose future has no name.
+    write: fn(&'a Channel, Sendable) -> W,
     config: &'a AmqpConfig,
     frame_bytes_max: usize,
     /// The rest of the batch that was taken last.
@@ -194,9 +194,8 @@ struct ChannelSession<'a> {
     /// Messages without an outcome, by seq, which is the order of publishing. At most `config.window`.
     open: Numbered<OpenMessage>,
     open_bytes: usize,
-    attempts: Attempts<PublishAttempt<'a>>,
-    /// The number of attempts whose bytes lapin has not written yet. Shared with the attempts; all on this thread.
-    unwritten: std::rc::Rc<Cell<usize>>,
+    /// Messages without an answer, by seq.
+    attempts: Attempts<W, PublisherConfirm>,
     answers: Vec<LapinAnswer>,
     returns: Returns,
     /// When bytes last arrived. A confirm is noticed later than it arrived, but it arrived no later than this.
@@ -215,17 +214,22 @@ struct ChannelSession<'a> {
     broken: Option<(u8, Fault)>,
 }
 
-impl<'a> ChannelSession<'a> {
-    fn new(link: &'a Link, config: &'a AmqpConfig, watchdog: &'a mut ConfirmWatchdog) -> Self {
+impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a, W> {
+    fn new(
+        link: &'a Link,
+        config: &'a AmqpConfig,
+        watchdog: &'a mut ConfirmWatchdog,
+        write: fn(&'a Channel, Sendable) -> W,
+    ) -> Self {
         Self {
             channel: &link.channel,
+            write,
             config,
             frame_bytes_max: link.frame_bytes_max,
             waiting: VecDeque::new(),
             open: Numbered::default(),
             open_bytes: 0,
             attempts: Attempts::default(),
-            unwritten: std::rc::Rc::default(),
             answers: Vec::new(),
             returns: Returns::default(),
             last_bytes: link.last_bytes.clone(),
@@ -246,7 +250,7 @@ impl<'a> ChannelSession<'a> {
             && !self.watchdog.pauses_publishing()
             && self.open.len() < self.config.window
             && self.open_bytes < WINDOW_BYTES_MAX
-            && self.unwritten.get() < UNWRITTEN_MAX
+            && self.attempts.unwritten() < UNWRITTEN_MAX
     }
 
     /// Whether there is nothing to do, and nothing to wait for.
@@ -296,8 +300,9 @@ impl<'a> ChannelSession<'a> {
         });
         self.open_bytes += body_bytes;
         self.returns.sent(seq, message_id);
-        let attempt = Box::pin(attempt(self.channel, seq, sendable, self.unwritten.clone()));
-        self.answers.extend(self.attempts.add(attempt));
+        let (number, result) = self.attempts.add((self.write)(self.channel, sendable));
+        debug_assert_eq!(number, seq, "both number the publishes");
+        self.answers.extend(result.map(|result| (seq, result)));
     }
 
     /// The number of writes and confirms for which this thread is woken.
@@ -519,9 +524,8 @@ impl<'a> ChannelSession<'a> {
     }
 }
 
-/// Publishes one message. The first poll puts it into lapin's buffer; the future completes when the broker has
-/// answered.
-async fn attempt(channel: &Channel, seq: u64, message: Sendable, unwritten: std::rc::Rc<Cell<usize>>) -> LapinAnswer {
+/// Publishes one message. The first poll puts it into lapin's buffer; the future completes when it is written.
+async fn write(channel: &Channel, message: Sendable) -> lapin::Result<PublisherConfirm> {
     // Mandatory: an unroutable message is returned instead of vanishing behind an ack.
     let options = BasicPublishOptions {
         mandatory: true,
@@ -533,16 +537,9 @@ async fn attempt(channel: &Channel, seq: u64, message: Sendable, unwritten: std:
         properties,
         body,
     } = message;
-    unwritten.set(unwritten.get() + 1);
-    let written = channel
+    channel
         .basic_publish(exchange, routing_key, options, &body, properties)
-        .await;
-    unwritten.set(unwritten.get() - 1);
-    drop(body);
-    match written {
-        Ok(confirm) => (seq, confirm.await),
-        Err(error) => (seq, Err(error)),
-    }
+        .await
 }
 
 fn answer(seq: u64, acked: bool, carried: Option<BasicReturnMessage>) -> ConfirmAnswer {
