@@ -27,8 +27,11 @@
 //!
 //!   Any other answer uses up one of the returns that waited at that moment, at most one window's, so a hold is short.
 
+use super::attempts::Numbered;
 use crate::Outcome;
 use std::collections::HashMap;
+use std::collections::hash_map::{Entry, OccupiedEntry};
+use std::rc::Rc;
 
 /// A `basic.return` that a confirm carried.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,13 +57,11 @@ pub(crate) struct Returns {
     /// The ids of the messages in `unanswered` and `held`. The caller promises that ids are unique in the window. If
     /// they are not, one return counts for all messages of that id, so that none of them counts as published by
     /// mistake.
-    ids: HashMap<String, Mark>,
+    ids: HashMap<Rc<str>, Mark>,
     /// Messages without an answer, by seq.
-    unanswered: HashMap<u64, String>,
+    unanswered: Numbered<Rc<str>>,
     /// Messages whose ack carried the return of another message.
     held: Vec<HeldMessage>,
-    /// The highest seq sent plus one.
-    next_seq: u64,
 }
 
 struct Mark {
@@ -73,22 +74,22 @@ struct Mark {
 
 struct HeldMessage {
     seq: u64,
-    message_id: String,
+    message_id: Rc<str>,
     /// Messages from this seq on were sent after the ack arrived.
     answered_before_seq: u64,
 }
 
 impl Returns {
-    /// Records a message. Call in the order of sending; `seq` must rise.
-    pub(crate) fn sent(&mut self, seq: u64, message_id: String) {
-        let mark = self.ids.entry(message_id.clone()).or_insert(Mark {
+    /// Records a message. Call in the order of sending; `seq` must rise by one from 0.
+    pub(crate) fn sent(&mut self, seq: u64, message_id: Rc<str>) {
+        let mark = self.ids.entry(Rc::clone(&message_id)).or_insert(Mark {
             open: 0,
             first_seq: seq,
             returned: None,
         });
         mark.open += 1;
-        self.unanswered.insert(seq, message_id);
-        self.next_seq = self.next_seq.max(seq + 1);
+        let number = self.unanswered.push(message_id);
+        debug_assert_eq!(number, seq);
     }
 
     /// Takes one complete drain, in any order. Returns the verdicts that are now certain.
@@ -103,18 +104,20 @@ impl Returns {
             self.decide_or_hold(held, passed, &mut verdicts);
         }
         for answer in answers {
-            let Some(message_id) = self.unanswered.remove(&answer.seq) else {
+            let Some(message_id) = self.unanswered.take(answer.seq) else {
                 continue;
             };
             if answer.acked {
                 let held = HeldMessage {
                     seq: answer.seq,
                     message_id,
-                    answered_before_seq: self.next_seq,
+                    answered_before_seq: self.unanswered.next(),
                 };
                 self.decide_or_hold(held, answer.carried.is_none(), &mut verdicts);
             } else {
-                self.close(&message_id);
+                if let Entry::Occupied(mark) = self.ids.entry(message_id) {
+                    close(mark);
+                }
                 verdicts.push((answer.seq, Outcome::Nacked));
             }
         }
@@ -129,7 +132,7 @@ impl Returns {
     fn record_returns(&mut self, answers: &[ConfirmAnswer]) -> Option<u64> {
         let mut newest = None;
         for returned in answers.iter().filter_map(|a| a.carried.as_ref()) {
-            if let Some(mark) = self.ids.get_mut(&returned.message_id) {
+            if let Some(mark) = self.ids.get_mut(returned.message_id.as_str()) {
                 newest = newest.max(Some(mark.first_seq));
                 mark.returned = Some((returned.code, returned.reason.clone()));
             }
@@ -138,23 +141,24 @@ impl Returns {
     }
 
     fn decide_or_hold(&mut self, held: HeldMessage, passed: bool, verdicts: &mut Vec<(u64, Outcome)>) {
-        let returned = self.ids.get(&held.message_id).and_then(|mark| mark.returned.clone());
-        let verdict = match returned {
+        let Entry::Occupied(mark) = self.ids.entry(Rc::clone(&held.message_id)) else {
+            return; // it is there until its verdict
+        };
+        let verdict = match mark.get().returned.clone() {
             Some((code, reason)) => Outcome::Returned { code, reason },
             None if passed => Outcome::Confirmed,
             None => return self.held.push(held),
         };
-        self.close(&held.message_id);
+        close(mark);
         verdicts.push((held.seq, verdict));
     }
+}
 
-    fn close(&mut self, message_id: &str) {
-        if let Some(mark) = self.ids.get_mut(message_id) {
-            mark.open -= 1;
-            if mark.open == 0 {
-                self.ids.remove(message_id);
-            }
-        }
+/// One message of this id has its verdict.
+fn close(mut mark: OccupiedEntry<'_, Rc<str>, Mark>) {
+    mark.get_mut().open -= 1;
+    if mark.get().open == 0 {
+        mark.remove();
     }
 }
 
@@ -184,7 +188,7 @@ mod tests {
 
     fn sent(seqs: std::ops::Range<u64>) -> Returns {
         let mut returns = Returns::default();
-        seqs.for_each(|s| returns.sent(s, id(s)));
+        seqs.for_each(|s| returns.sent(s, id(s).into()));
         returns
     }
 
@@ -228,7 +232,7 @@ mod tests {
     fn the_return_of_a_message_sent_later_frees_a_held_one() {
         let mut returns = sent(0..3);
         assert_eq!(returns.drained(vec![ack(0, Some(1))]), []);
-        (3..5).for_each(|s| returns.sent(s, id(s)));
+        (3..5).for_each(|s| returns.sent(s, id(s).into()));
         assert_eq!(returns.drained(vec![ack(1, Some(2))]), [(1, no_route())]);
         assert_eq!(
             returns.drained(vec![ack(2, Some(3))]),
@@ -356,7 +360,7 @@ mod tests {
                     if unroutable {
                         self.unreturned.push(seq);
                     }
-                    self.returns.sent(seq, id(seq));
+                    self.returns.sent(seq, id(seq).into());
                 }
                 Step::Return(nth) if !self.unreturned.is_empty() => {
                     let seq = self.unreturned.remove(nth % self.unreturned.len());
@@ -439,7 +443,7 @@ mod tests {
             prop_assert_eq!(returns.drained(vec![ack(0, Some(1))]), []);
             let mut freed_after = None;
             for seq in 1..4 * lag + 8 {
-                returns.sent(seq + lag, id(seq + lag));
+                returns.sent(seq + lag, id(seq + lag).into());
                 // lapin's queue stays one return ahead of the acks.
                 let verdicts = returns.drained(vec![ack(seq, Some(seq + 1))]);
                 if verdicts.contains(&(0, Verdict::Confirmed)) {

@@ -283,7 +283,7 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
     fn publish(&mut self, publication: Publication) {
         let handle = publication.handle;
         let body_bytes = publication.body.len();
-        let message_id = publication.properties.message_id.clone();
+        let message_id = publication.properties.message_id.as_str().into();
         let other_exchange =
             (publication.exchange != self.config.exchange).then(|| publication.exchange.as_str().to_owned());
         let routing_key = publication.routing_key.clone();
