@@ -65,12 +65,26 @@ pub fn of_server(postmaster: u32) -> f64 {
 
 /// The time of a process, exact to the ns. Threads that have ended are left out. Zero if it has ended.
 pub fn of_process(pid: u32) -> f64 {
+    threads(pid).map(|thread| thread.us).sum()
+}
+
+/// A thread of a process.
+pub struct Thread {
+    pub is_main: bool,
+    pub name: String,
+    pub us: f64,
+}
+
+pub fn threads(pid: u32) -> impl Iterator<Item = Thread> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
-    let running_ns = |task: fs::DirEntry| {
-        let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
-        text.split_whitespace().next()?.parse::<f64>().ok()
-    };
-    tasks.flatten().filter_map(running_ns).sum::<f64>() / 1e3
+    tasks.flatten().filter_map(move |task| {
+        let read = |file: &str| fs::read_to_string(task.path().join(file)).ok();
+        Some(Thread {
+            is_main: task.file_name().to_str() == Some(&pid.to_string()),
+            name: read("comm")?.trim_end().to_owned(),
+            us: read("schedstat")?.split_whitespace().next()?.parse::<f64>().ok()? / 1e3,
+        })
+    })
 }
 
 fn of_ended_children(pid: u32) -> f64 {

@@ -53,6 +53,7 @@ pub enum RowName {
     Workers,
     Isolation,
     Idle,
+    Profile,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]

@@ -98,6 +98,26 @@ impl BenchReport {
         }
     }
 
+    /// Adds a line to the head of the table.
+    pub fn note(&mut self, name: &'static str, text: String) {
+        log_progress(&format!("{name}: {text}"));
+        self.about.push((name, text));
+    }
+
+    /// Reports the figures of one run as shares of its first figure, the whole.
+    pub fn shares(&mut self, row: &str, sides: [&'static str; 2], parts: Sample) {
+        let whole = parts.0[0].value;
+        let measurements = parts.0.into_iter().map(|figure| Measurement {
+            row: row.to_owned(),
+            sides,
+            figure,
+            ours: vec![figure.value],
+            other: vec![whole],
+        });
+        self.measurements.extend(measurements);
+        self.write();
+    }
+
     /// Runs both sides in turn, the other side first.
     pub fn compare(&mut self, row: &str, sides: [&'static str; 2], mut run: impl FnMut(Side) -> Sample) {
         let mut measurements: Vec<Measurement> = Vec::new();
@@ -337,6 +357,16 @@ mod tests {
         };
         assert_eq!(end(&heading(), "ours"), end(line, "9000/s"));
         assert_eq!(end(&heading(), "ratio"), end(line, "0.90"));
+    }
+
+    #[test]
+    fn parts_are_shown_as_shares_of_the_whole() {
+        let mut report = report();
+        let parts = Sample::default().result("", "µs", 40.0).detail("a thread", "µs", 10.0);
+        report.shares("profile", ["part", "all"], parts);
+        let line = report.measurements.last().expect("the part").line();
+        let cells: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(cells.join(" "), "a thread 10.00 µs 40.00 µs 0.25 0.25–0.25");
     }
 
     #[test]
