@@ -59,17 +59,31 @@ pub fn settle_down(servers: &mut Servers) {
 
 /// Resumes delivery, waits until `count` messages are published, and pauses delivery again.
 pub fn drain(servers: &mut Servers, count: u32) -> Drained {
+    let drained = watch(servers, &[], count, |servers| servers.resume(), Servers::published);
+    servers.pause();
+    drained
+}
+
+/// Begins the work of a relay and waits until `published` has grown by `count`. `sessions`: the processes of Postgres that
+/// do the work, unless they are workers of the outbox.
+pub fn watch(
+    servers: &mut Servers,
+    sessions: &[i32],
+    count: u32,
+    begin: impl FnOnce(&mut Servers),
+    published: impl Fn(&mut Servers) -> i64,
+) -> Drained {
     servers.sql_execute("checkpoint");
-    let processes = servers.processes(&[]);
-    let before = servers.published();
+    let processes = servers.processes(sessions);
+    let published_before = published(servers);
     let cpu_before = processes.read();
     let resumed = Instant::now();
-    servers.resume();
+    begin(servers);
     let (mut polls, mut last) = (Vec::new(), 0);
     let mut deadline = Instant::now() + LONG;
     while last < i64::from(count) {
         std::thread::sleep(POLL_EVERY);
-        let (published, at) = (servers.published() - before, Instant::now());
+        let (published, at) = (published(servers) - published_before, Instant::now());
         if published > last {
             (deadline, last) = (at + LONG, published); // a large backlog takes longer
         }
@@ -83,7 +97,6 @@ pub fn drain(servers: &mut Servers, count: u32) -> Drained {
         );
     }
     let cpu = processes.read().per_message(cpu_before, count);
-    servers.pause();
     let (first_at, first) = polls[0];
     let last_at = polls[polls.len() - 1].0;
     // A small backlog may be drained at the first poll.

@@ -20,6 +20,7 @@ use crate::events;
 const WINDOW: usize = 1000;
 
 /// A message in lapin's types, ready to be sent.
+#[derive(Debug, PartialEq)]
 pub struct BareMessage {
     exchange: ShortString,
     routing_key: ShortString,
@@ -34,6 +35,18 @@ impl From<Publication> for BareMessage {
             exchange: publication.exchange.as_str().into(),
             routing_key: publication.routing_key.as_str().into(),
             body: publication.body,
+        }
+    }
+}
+
+impl BareMessage {
+    /// The same message with another body and id.
+    pub fn with(&self, id: &str, body: String) -> Self {
+        Self {
+            exchange: self.exchange.clone(),
+            routing_key: self.routing_key.clone(),
+            properties: self.properties.clone().with_message_id(id.into()),
+            body: body.into_bytes(),
         }
     }
 }

@@ -10,7 +10,7 @@
 //! | `bare` | how fast is lapin alone? |
 //! | `backlog` | how fast does the outbox drain? |
 //! | `clients` | how long do transactions of an application take, and when does the consumer have the message? |
-//! | `drain`, `shapes`, `latency`, `isolation`, `idle`, `profile` | the rows |
+//! | `drain`, `shapes`, `latency`, `isolation`, `idle`, `peers`, `profile` | the rows |
 //! | `stats`, `report` | what do the samples show, and how are they printed? |
 //!
 //! docs/benchmarks.md explains the rows.
@@ -26,6 +26,7 @@ mod idle;
 mod isolation;
 mod latency;
 mod options;
+mod peers;
 mod profile;
 mod report;
 mod servers;
@@ -54,6 +55,7 @@ fn main() {
             RowName::Workers => shapes::workers(&options, &mut report),
             RowName::Isolation => isolation::isolation(&options, &mut report),
             RowName::Idle => idle::idle(&options, &mut report),
+            RowName::Peers => peers::peers(&options, &mut report),
             RowName::Profile => profile::profile(&options, &mut report),
         }
     }

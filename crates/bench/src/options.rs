@@ -53,6 +53,7 @@ pub enum RowName {
     Workers,
     Isolation,
     Idle,
+    Peers,
     Profile,
 }
 
