@@ -1,5 +1,6 @@
 //! Clients of an application, each on a thread: every transaction writes a business row and an event. They take the time
-//! until COMMIT is answered, and until a consumer has the message. Called by the rows latency, commits and isolation.
+//! until COMMIT is answered, and until a consumer has the message. Called by the rows latency, commits, isolation and
+//! beside.
 
 use std::collections::HashMap;
 use std::sync::Barrier;
@@ -8,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use lapin::Channel;
 use postgres::{Client, Statement};
-use support::Consumer;
+use support::{Consumer, wait_within};
 use tokio::runtime::Runtime;
 
 use crate::bare::{self, BarePublisher};
-use crate::cpu::Cpu;
+use crate::cpu::{self, Cpu};
 use crate::events::{self, EventMaker};
 use crate::report::Sample;
 use crate::servers::{BACKEND_PID, DB, EXCHANGE, QUEUE, Servers, ask};
@@ -25,6 +26,12 @@ const RATE_PER_CLIENT: u32 = 50;
 const WARM_UPS: u32 = 10;
 /// The time limit for the last message of a run.
 const LAST_MESSAGE: Duration = Duration::from_secs(30);
+/// The time limit for what is not published when the transactions end.
+const REST: Duration = Duration::from_secs(5);
+
+fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
 
 /// What a transaction does with its event.
 #[derive(Clone, Copy, PartialEq)]
@@ -41,8 +48,21 @@ pub enum Method {
 pub enum Pace {
     /// Transactions begin on a fixed schedule, however long earlier ones took.
     PerSecond(u32),
-    /// Delivery is paused, and this number of sessions commit one transaction after the other.
+    /// The same by one session.
+    OneSession(u32),
+    /// This number of sessions commit one transaction after the other.
     AsFastAsPossible(u32),
+}
+
+/// How far each message of a run must get.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Until {
+    /// Delivery is paused, or there is no message.
+    Committed,
+    /// Confirmed by the broker and settled, as in `backlog`; the queue keeps it.
+    Published,
+    /// A consumer has it.
+    Received,
 }
 
 /// The clients' side of a row: servers with the tables of the application.
@@ -58,8 +78,21 @@ pub struct Transactions {
     to_consumer_ms: Vec<f64>,
     commit_ms: Vec<f64>,
     per_s: f64,
+    delivery: Delivery,
     cpu: Cpu,
+    /// The processor time of the clients for a transaction, in µs.
+    clients_us: f64,
     wal_bytes: f64,
+}
+
+/// What the worker did meanwhile.
+struct Delivery {
+    /// The rate of published messages until the last transaction.
+    per_s: f64,
+    /// The messages that were not published then.
+    rest: f64,
+    /// The time until they were published.
+    after_ms: f64,
 }
 
 /// One transaction, with times of this process' monotonic clock.
@@ -81,18 +114,26 @@ impl Application {
         }
     }
 
+    /// Empties all tables that transactions fill. Delivery is paused.
+    pub fn forget(&mut self) {
+        let tables = "truncate outbox, outbox_events, outbox_history, app_events, orders";
+        self.servers.sql_execute(tables);
+        self.servers.sql_execute("checkpoint");
+    }
+
     /// Runs transactions for some seconds, on a new queue.
-    pub fn run(&mut self, method: Method, pace: Pace, seconds: u32) -> Transactions {
+    pub fn run(&mut self, method: Method, pace: Pace, seconds: u32, until: Until) -> Transactions {
         let (clients, interval) = match pace {
             Pace::AsFastAsPossible(clients) => (clients, Duration::ZERO),
             Pace::PerSecond(rate) => {
                 let clients = rate.div_ceil(RATE_PER_CLIENT);
                 (clients, Duration::from_secs(1) * clients / rate)
             }
+            Pace::OneSession(rate) => (1, Duration::from_secs(1) / rate),
         };
         self.runs += 1;
         self.servers.renew_queue();
-        let consumer = Consumer::new(&self.servers.broker, QUEUE);
+        let consumer = (until == Until::Received).then(|| Consumer::new(&self.servers.broker, QUEUE));
         let publisher = (method == Method::InsertAndPublishLater)
             .then(|| BarePublisher::connect_clients(self.servers.broker.port(), clients));
         let mut sessions: Vec<BenchSession> = (0..clients)
@@ -120,15 +161,25 @@ impl Application {
                 .map(|session| threads.spawn(move || session.run(start, length)))
                 .collect();
             start.wait(); // until all are warm
-            let before = (self.servers.wal_bytes(), processes.read(), Instant::now());
+            let published = self.servers.published();
+            let before = (self.servers.wal_bytes(), processes.read(), Instant::now(), published);
             start.wait();
             let join = |thread: thread::ScopedJoinHandle<_>| thread.join().expect("a client that ends well");
             (before, running.into_iter().map(join).collect::<Vec<_>>())
         });
-        let took = before.2.elapsed();
-        let sent: Vec<&Sent> = done.iter().flat_map(|(_, sent)| sent).collect();
-        let expected = if interval.is_zero() { 0 } else { sent.len() };
-        let deliveries = consumer.recv_n(expected, LAST_MESSAGE);
+        let (took, over) = (before.2.elapsed(), Instant::now());
+        let published = |servers: &mut Servers| (servers.published() - before.3) as f64;
+        let published_by_then = published(&mut self.servers);
+        let sent: Vec<&Sent> = done.iter().flat_map(|done| &done.sent).collect();
+        let deliveries = match consumer {
+            Some(consumer) => consumer.recv_n(sent.len(), LAST_MESSAGE),
+            None => Vec::new(),
+        };
+        if until == Until::Published {
+            let all = sent.len() as f64;
+            wait_within("the rest to be published", REST, || published(&mut self.servers) >= all);
+        }
+        let after_ms = ms(over.elapsed());
         // The sessions are still connected, so their processor time can be read.
         let count = u32::try_from(sent.len()).expect("a small number");
         let cpu = processes.read().per_message(before.1, count);
@@ -140,7 +191,6 @@ impl Application {
             .into_iter()
             .map(|delivery| (delivery.message_id.expect("an id"), delivery.received_at))
             .collect();
-        let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
         let to_consumer = |sent: &&Sent| Some(ms(arrived.get(&sent.id)?.duration_since(sent.commit_sent)));
         Transactions {
             method,
@@ -149,7 +199,13 @@ impl Application {
                 .map(|sent| ms(sent.commit_answered.duration_since(sent.commit_sent)))
                 .collect(),
             per_s: f64::from(count) / took.as_secs_f64(),
+            delivery: Delivery {
+                per_s: published_by_then / took.as_secs_f64(),
+                rest: f64::from(count) - published_by_then,
+                after_ms,
+            },
             cpu,
+            clients_us: done.iter().map(|done| done.cpu_us).sum::<f64>() / f64::from(count),
             wal_bytes,
         }
     }
@@ -179,12 +235,44 @@ impl Transactions {
         self.with_costs(Sample::default().result("", "/s", self.per_s))
     }
 
+    /// The rate of transactions, what one costs, and whether the worker kept up.
+    pub fn rate_beside(&self) -> Sample {
+        let sample = (self.rate())
+            .detail("CPU of the broker, a transaction", "µs", self.cpu.broker)
+            .detail("CPU of the clients, a transaction", "µs", self.clients_us);
+        match self.method {
+            Method::Publish | Method::InsertAndEnqueue => sample
+                .detail("CPU of the worker, a transaction", "µs", self.cpu.workers)
+                .detail("published until the last transaction", "/s", self.delivery.per_s)
+                .detail("not published then", "", self.delivery.rest)
+                .detail("time until they were", "ms", self.delivery.after_ms),
+            Method::InsertAndPublishLater | Method::Insert => sample,
+        }
+    }
+
+    /// The time until COMMIT was answered.
+    pub fn commit(&self) -> Sample {
+        Sample::default()
+            .result("", "ms", stats::median(&self.commit_ms))
+            .detail("p99", "ms", stats::percentile(&self.commit_ms, 99.0))
+            .detail("CPU of the session, a transaction", "µs", self.cpu.sessions)
+            .detail("CPU of the worker, a transaction", "µs", self.cpu.workers)
+            .detail("CPU of the broker, a transaction", "µs", self.cpu.broker)
+    }
+
     fn with_costs(&self, sample: Sample) -> Sample {
         sample
             .detail("CPU of the session, a transaction", "µs", self.cpu.sessions)
             .detail("CPU of other Postgres, a transaction", "µs", self.cpu.postgres)
             .detail("WAL of a transaction", "bytes", self.wal_bytes)
     }
+}
+
+/// A client after its run. Its session is still connected.
+struct Done {
+    _session: Client,
+    sent: Vec<Sent>,
+    cpu_us: f64,
 }
 
 /// A session of a client.
@@ -202,7 +290,7 @@ struct BenchSession<'a> {
 }
 
 impl BenchSession<'_> {
-    fn run(mut self, start: &Barrier, length: Duration) -> (Client, Vec<Sent>) {
+    fn run(mut self, start: &Barrier, length: Duration) -> Done {
         let business = self.sql.prepare("insert into orders (total) values (99.90)");
         let business = business.expect("prepare");
         let event = self.prepare_event();
@@ -212,7 +300,7 @@ impl BenchSession<'_> {
         }
         start.wait();
         start.wait();
-        let started = Instant::now();
+        let (started, cpu_before) = (Instant::now(), cpu::of_this_thread());
         let mut due = self.offset;
         let mut all = Vec::new();
         while due.max(started.elapsed()) < length {
@@ -233,7 +321,11 @@ impl BenchSession<'_> {
                 commit_answered,
             });
         }
-        (self.sql, all)
+        Done {
+            _session: self.sql,
+            sent: all,
+            cpu_us: cpu::of_this_thread() - cpu_before,
+        }
     }
 
     fn prepare_event(&mut self) -> Statement {

@@ -1,6 +1,7 @@
 //! Reads the processor time of each part from /proc, user and kernel mode together.
 
 use std::fs;
+use std::path::Path;
 
 use support::process::children_of;
 
@@ -68,6 +69,11 @@ pub fn of_process(pid: u32) -> f64 {
     threads(pid).map(|thread| thread.us).sum()
 }
 
+/// The time of the calling thread.
+pub fn of_this_thread() -> f64 {
+    us(Path::new("/proc/thread-self")).unwrap_or_default()
+}
+
 /// A thread of a process.
 pub struct Thread {
     pub is_main: bool,
@@ -78,13 +84,17 @@ pub struct Thread {
 pub fn threads(pid: u32) -> impl Iterator<Item = Thread> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
     tasks.flatten().filter_map(move |task| {
-        let read = |file: &str| fs::read_to_string(task.path().join(file)).ok();
         Some(Thread {
             is_main: task.file_name().to_str() == Some(&pid.to_string()),
-            name: read("comm")?.trim_end().to_owned(),
-            us: read("schedstat")?.split_whitespace().next()?.parse::<f64>().ok()? / 1e3,
+            name: fs::read_to_string(task.path().join("comm")).ok()?.trim_end().to_owned(),
+            us: us(&task.path())?,
         })
     })
+}
+
+fn us(task: &Path) -> Option<f64> {
+    let schedstat = fs::read_to_string(task.join("schedstat")).ok()?;
+    Some(schedstat.split_whitespace().next()?.parse::<f64>().ok()? / 1e3)
 }
 
 fn of_ended_children(pid: u32) -> f64 {

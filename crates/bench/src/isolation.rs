@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use support::{Mode, Proxy, Receiver, Reply, wait_paused, wait_stats};
 
-use crate::clients::{Application, Method, Pace, Transactions};
+use crate::clients::{Application, Method, Pace, Transactions, Until};
 use crate::options::{Options, Placement};
 use crate::report::{BenchReport, Side};
 use crate::servers::{DB, EXCHANGE, Servers};
@@ -43,7 +43,7 @@ pub fn isolation(options: &Options, report: &mut BenchReport) {
     let servers = Servers::start(Placement::Unpinned, options.first_queue(), &[], report);
     let broker = servers.broker.port();
     let mut application = Application::new(servers);
-    application.run(Method::Publish, RATE, options.seconds); // warms up
+    application.run(Method::Publish, RATE, options.seconds, Until::Received); // warms up
     for (name, answer) in RECEIVERS {
         let receiver = Receiver::start(move |_| answer());
         let server = format!("outbox_http options (url '{}')", receiver.url("/hook"));
@@ -70,7 +70,8 @@ fn beside(options: &Options, report: &mut BenchReport, application: &mut Applica
     application.servers.sql_execute(&create);
     pause(&mut application.servers, &bad);
     report.compare(&format!("isolation, {name}"), ["beside it", "alone"], |side| {
-        let run = |application: &mut Application| application.run(Method::Publish, RATE, options.seconds);
+        let run =
+            |application: &mut Application| application.run(Method::Publish, RATE, options.seconds, Until::Received);
         match side {
             Side::Ours => while_publishing_to(application, &bad, run),
             Side::Other => run(application),

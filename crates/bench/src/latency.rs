@@ -3,7 +3,7 @@
 //! application's table of events as the source, its seq by outbox_enqueue(). Commits: the rate of transactions with
 //! outbox_publish() ÷ with an INSERT of the event.
 
-use crate::clients::{Application, Method, Pace};
+use crate::clients::{Application, Method, Pace, Until};
 use crate::options::{Options, Placement, name};
 use crate::report::{BenchReport, Side};
 use crate::servers::Servers;
@@ -41,7 +41,7 @@ fn compare(options: &Options, report: &mut BenchReport, application: &mut Applic
                     Method::InsertAndPublishLater
                 };
                 application
-                    .run(method, Pace::PerSecond(rate), options.seconds)
+                    .run(method, Pace::PerSecond(rate), options.seconds, Until::Received)
                     .latency()
             });
         }
@@ -59,16 +59,19 @@ pub fn commits(options: &Options, report: &mut BenchReport) {
             .set_conf("synchronous_commit", synchronous_commit);
         let row = format!("commits, {sessions} sessions, synchronous_commit {synchronous_commit}");
         report.compare(&row, ["outbox_publish", "INSERT"], |side| {
-            let forget = "truncate outbox, outbox_events, outbox_history, app_events, orders";
-            application.servers.sql_execute(forget);
-            application.servers.sql_execute("checkpoint");
+            application.forget();
             let method = if side == Side::Ours {
                 Method::Publish
             } else {
                 Method::Insert
             };
             application
-                .run(method, Pace::AsFastAsPossible(sessions), options.seconds)
+                .run(
+                    method,
+                    Pace::AsFastAsPossible(sessions),
+                    options.seconds,
+                    Until::Committed,
+                )
                 .rate()
         });
     }

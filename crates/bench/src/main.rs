@@ -10,13 +10,14 @@
 //! | `bare` | how fast is lapin alone? |
 //! | `backlog` | how fast does the outbox drain? |
 //! | `clients` | how long do transactions of an application take, and when does the consumer have the message? |
-//! | `drain`, `shapes`, `latency`, `isolation`, `idle`, `peers`, `profile` | the rows |
+//! | `drain`, `shapes`, `latency`, `beside`, `isolation`, `idle`, `peers`, `profile` | the rows |
 //! | `stats`, `report` | what do the samples show, and how are they printed? |
 //!
 //! docs/benchmarks.md explains the rows.
 
 mod backlog;
 mod bare;
+mod beside;
 mod clients;
 mod cores;
 mod cpu;
@@ -47,6 +48,7 @@ fn main() {
             RowName::Sizes => drain::sizes(&options, &mut report),
             RowName::Latency => latency::latency(&options, &mut report),
             RowName::Commits => latency::commits(&options, &mut report),
+            RowName::Beside => beside::beside(&options, &mut report),
             RowName::Keys => shapes::keys(&options, &mut report),
             RowName::Snapshot => shapes::snapshot(&options, &mut report),
             RowName::Blocked => shapes::blocked(&options, &mut report),

@@ -294,6 +294,7 @@ fn quantity(value: f64, unit: &str) -> String {
         "/s" => format!("{value:.0}/s"),
         "%" => format!("{value:.3} %"),
         "bytes" => format!("{value:.0} bytes"),
+        "" => format!("{value:.0}"),
         _ => format!("{value:.2} {unit}"),
     }
 }
@@ -373,6 +374,7 @@ mod tests {
     fn times_keep_decimals_and_rates_do_not() {
         assert_eq!(quantity(12_345.678, "/s"), "12346/s");
         assert_eq!(quantity(2.456, "ms"), "2.46 ms");
+        assert_eq!(quantity(523.0, ""), "523");
     }
 
     #[test]
