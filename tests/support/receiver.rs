@@ -137,6 +137,11 @@ impl Receiver {
         self.seen.lock().expect("no panic").clone()
     }
 
+    /// All requests since the last call, which are then forgotten.
+    pub fn take_requests(&self) -> Vec<Request> {
+        std::mem::take(&mut self.seen.lock().expect("no panic"))
+    }
+
     /// The labels of all requests, in order of arrival.
     pub fn labels(&self) -> Vec<String> {
         self.requests().iter().map(Request::label).collect()

@@ -38,8 +38,10 @@ pub fn load(servers: &mut Servers, kind: &str, note: &str, count: u32, keys: u32
     // The shape of events::PUBLISH, many events per statement.
     let statement = format!(
         "select count(outbox_publish('OrderPlaced',
-           jsonb_build_object('note', $3::text, 'order', o, 'total', 99.90), '{kind}', o, 'placed'))
-         from (select lpad((n % {keys})::text, 6, '0') as o from generate_series($1::int, $2::int) n) s"
+           jsonb_build_object('note', $3::text, 'order', o, 'total', 99.90), '{kind}', o, 'placed',
+           destination => '{}'))
+         from (select lpad((n % {keys})::text, 6, '0') as o from generate_series($1::int, $2::int) n) s",
+        servers.destination
     );
     let statement = servers.sql.prepare(&statement).expect("prepare the load");
     for first in (0..count).step_by(LOADED_AT_ONCE as usize) {

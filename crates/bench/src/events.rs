@@ -18,6 +18,7 @@ const ROUTING_KEY: &str = "{aggregate_type}.{operation}";
 
 /// Makes the same messages that the extension makes from its events.
 pub struct EventMaker {
+    transport: TransportKind,
     exchange: Text,
     template: Template,
     statics: Statics,
@@ -31,9 +32,18 @@ impl EventMaker {
         Self::sized(exchange, BODY_BYTES)
     }
 
+    /// A maker of messages for an HTTP destination.
+    pub fn http() -> Self {
+        Self {
+            transport: TransportKind::Http,
+            ..Self::new("")
+        }
+    }
+
     /// A maker of messages with bodies of `body_bytes` bytes.
     pub fn sized(exchange: &str, body_bytes: usize) -> Self {
         let mut maker = Self {
+            transport: TransportKind::Amqp,
             exchange: Text::shared(exchange),
             template: Template::parse(ROUTING_KEY).expect("a valid template"),
             statics: Statics::default(),
@@ -54,7 +64,7 @@ impl EventMaker {
             key: Some(key),
             attempts: 0,
             crashes: 0,
-            lease_epoch: 1 << 40,
+            lease_epoch: 1 << 31, // epochs start at random below 2^32: most have ten digits
             replayed: false,
             enqueued_at_us: 0,
             expires_at_us: None,
@@ -73,7 +83,7 @@ impl EventMaker {
             ..Event::default()
         };
         let route = Route {
-            transport: TransportKind::Amqp,
+            transport: self.transport,
             format: Format::Envelope,
             exchange: &self.exchange,
             template: &self.template,

@@ -10,7 +10,7 @@
 //! | `bare` | how fast is lapin alone? |
 //! | `backlog` | how fast does the outbox drain? |
 //! | `clients` | how long do transactions of an application take, and when does the consumer have the message? |
-//! | `drain`, `shapes`, `latency`, `beside`, `isolation`, `idle`, `peers`, `profile` | the rows |
+//! | `drain`, `shapes`, `latency`, `beside`, `isolation`, `http`, `idle`, `peers`, `profile` | the rows |
 //! | `stats`, `report` | what do the samples show, and how are they printed? |
 //!
 //! docs/benchmarks.md explains the rows.
@@ -23,6 +23,7 @@ mod cores;
 mod cpu;
 mod drain;
 mod events;
+mod http;
 mod idle;
 mod isolation;
 mod latency;
@@ -56,6 +57,7 @@ fn main() {
             RowName::Standby => shapes::standby(&options, &mut report),
             RowName::Workers => shapes::workers(&options, &mut report),
             RowName::Isolation => isolation::isolation(&options, &mut report),
+            RowName::Http => http::http(&options, &mut report),
             RowName::Idle => idle::idle(&options, &mut report),
             RowName::Peers => peers::peers(&options, &mut report),
             RowName::Profile => profile::profile(&options, &mut report),

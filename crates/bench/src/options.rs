@@ -18,7 +18,7 @@ pub struct Options {
     /// Placements of the processes, for drain; the other rows are unpinned.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Placement::value_variants().to_vec())]
     pub placements: Vec<Placement>,
-    /// Messages in a drain. The row sizes drains a 5th of them with 10 kB, and a 300th with 1 MB.
+    /// Messages in a drain. The row sizes drains a 5th of them with 10 kB, and a 300th with 1 MB; http a 5th.
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1000..))]
     pub backlog: u32,
     /// Messages of the large backlog, for backlog. A million takes 2 GB of disk.
@@ -53,6 +53,7 @@ pub enum RowName {
     Standby,
     Workers,
     Isolation,
+    Http,
     Idle,
     Peers,
     Profile,

@@ -36,6 +36,8 @@ pub struct Servers {
     /// The most messages that the queue keeps; then it drops the oldest.
     pub queue_max: Option<u32>,
     pub placement: Placement,
+    /// The destination of a backlog.
+    pub destination: &'static str,
 }
 
 impl Servers {
@@ -55,6 +57,7 @@ impl Servers {
             queue,
             queue_max: None,
             placement,
+            destination: "default",
         };
         servers.renew_queue();
         servers.place();
