@@ -188,21 +188,31 @@ fn a_failed_statement_ends_no_worker_and_loses_repeats_and_reorders_nothing() {
     let pids = "select array_agg(pid order by pid) from outbox_workers";
     let before: Vec<i32> = cluster.query_one(DB, pids);
     let load = Load::start(&cluster, &Plan::default());
-    for (kind, schema, name) in [
-        ("view", "outbox_internal", "event_text"), // a claim fails
-        ("table", "public", "outbox_history"),     // a settle
-        ("function", "outbox_internal", "heartbeat"),
-        ("function", "outbox_internal", "next_due_ms"),
+    cluster.exec(
+        DB,
+        "create function fail() returns trigger language plpgsql as $$ begin raise 'refused'; end $$",
+    );
+    let trigger = |event: &str, table: &str| {
+        let create = format!("create trigger t before {event} on {table} for each row execute function fail()");
+        (create, format!("drop trigger t on {table}"))
+    };
+    let renamed = |name: &str| {
+        let rename = |from: &str, to: &str| format!("alter function outbox_internal.{from} rename to {to}");
+        (rename(name, "hidden"), rename("hidden", name))
+    };
+    for (breaks, mends) in [
+        trigger("update", "outbox"),         // a claim fails
+        trigger("insert", "outbox_history"), // a settle
+        renamed("heartbeat"),
+        renamed("next_due_ms"),
     ] {
         load.wait_for_more(40);
         let offset = cluster.log_offset();
-        cluster.exec(DB, &format!("alter {kind} {schema}.{name} rename to hidden"));
-        if name == "heartbeat" {
-            cluster.reload(); // the next heartbeat would be seconds away
-        }
+        cluster.exec(DB, &breaks);
+        cluster.reload(); // the next heartbeat would be seconds away
         cluster.wait_for_log("; tries again", offset);
         load.wait_for_more(40);
-        cluster.exec(DB, &format!("alter {kind} {schema}.hidden rename to {name}"));
+        cluster.exec(DB, &mends);
     }
     load.wait_for_more(40);
     let sent = load.stop();

@@ -1,15 +1,16 @@
 //! Compares the direct write paths with SQL statements. The usual publish must write the row that the statements write,
-//! or fail with the same error: random changes of the two tables × random events. The settle of published messages must
-//! write the same history, whatever a user has added to its tables. The JSON that a worker reads must equal the result of
-//! the cast. On a real Postgres.
+//! or fail with the same error: random changes of the two tables × random events. A claim must bring the same messages. The
+//! settle of published messages must write the same history, whatever a user has added to its tables. The JSON that a
+//! worker reads must equal the result of the cast. On a real Postgres.
 
 use postgres::{Client, NoTls, Transaction};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::sync::mpsc;
 use support::chaos::{Dice, seeds};
 use support::decoding;
 use support::decoding::Insert;
-use support::{DB, Session, Stage, pause, unconnected_cluster, wait_drained};
+use support::{DB, Session, Stage, pause, unconnected_cluster, wait_drained, wait_true};
 
 /// Changes that a transaction makes and rolls back. Some of them refuse some events, or fail after other changes.
 const CHANGES: &[&str] = &[
@@ -305,6 +306,101 @@ fn without_own(mut insert: Insert) -> Insert {
     let own = ["seq", "id", "created_at", "enqueued_at", "partition"];
     insert.columns.retain(|name, _| !own.contains(&name.as_str()));
     insert
+}
+
+#[test]
+fn a_claim_brings_the_same_messages_with_and_without_a_statement() {
+    let stage = Stage::new(&[]);
+    let mut client = stage.connect(DB);
+    client.run(SETUP);
+    pause(&stage);
+    for seed in seeds(3) {
+        let mut random = Random(Dice::new(seed));
+        for _ in 0..100 {
+            let _ = client.query(&random.publish(), &[]); // some are refused
+        }
+        for _ in 0..20 {
+            let publish = "select outbox_publish('T', $1::jsonb, metadata => jsonb_build_object('m', $1::jsonb),
+                             headers => jsonb_build_object('h', $1::jsonb), actor => repeat('x', 70000))";
+            client.query(publish, &[&random.json(4)]).expect("publish");
+        }
+    }
+    // Two were claimed before, and one has lost its event.
+    client.run(
+        "update outbox set claim_token = -7, claim_until = now() - interval '1 s' where seq % 50 = 0;
+         delete from outbox_events where seq = (select max(seq) from outbox)",
+    );
+    let mut deliver = |change: &str, undo: &str| {
+        client.run(change);
+        stage.set_conf("outbox.enabled", "on");
+        wait_drained(&stage);
+        pause(&stage);
+        client.run(undo);
+        let messages = stage.all().into_iter().map(|mut message| {
+            let own = ["attempt", "replayed", "lease_epoch"];
+            message.headers.retain(|name, _| !own.contains(&name.as_str()));
+            let texts = (
+                message.routing_key,
+                message.kind,
+                message.content_type,
+                message.correlation_id,
+            );
+            let rest = (message.app_id, message.timestamp, message.headers);
+            (message.message_id, (message.body, texts, rest))
+        });
+        let messages: BTreeMap<_, _> = messages.collect();
+        let dead = "select reason from outbox_dead where seq = (select max(seq) from outbox_dead)";
+        let reason: String = client.query_one(dead, &[]).expect("a dead letter").get(0);
+        (messages, reason)
+    };
+    // The view is read by statements only.
+    let hidden = "alter view outbox_internal.event_text rename to hidden";
+    let directly = deliver(hidden, "alter view outbox_internal.hidden rename to event_text");
+    assert!(
+        directly.0.len() > 100 && directly.1.contains("has no event"),
+        "{}",
+        directly.1
+    );
+    let again = "create trigger t before update on outbox for each row execute function stamp();
+                 select outbox_replay(1, dry_run => false); select outbox_retry(seq) from outbox_dead";
+    let by_statement = deliver(again, "drop trigger t on outbox");
+    assert_eq!(directly, by_statement);
+    let stamped = "select count(*) from outbox_history where last_error = 'stamped'";
+    let stamped: i64 = client.query_one(stamped, &[]).expect("count").get(0);
+    assert_eq!(
+        stamped as usize,
+        by_statement.0.len(),
+        "the second claims were statements"
+    );
+}
+
+#[test]
+fn claimed_rows_that_do_not_fit_in_their_page_are_found_by_all_indexes() {
+    let stage = Stage::new(&[]);
+    let mut client = stage.connect(DB);
+    client.run(SETUP);
+    pause(&stage);
+    client.run(
+        "alter table outbox set (fillfactor = 100); create index on outbox (claim_token, seq) include (key);
+         create index on outbox using brin (claim_token);
+         do $$ begin for n in 1..500 loop perform outbox_publish('T', '{}', 'item', n::text); end loop; end $$",
+    );
+    client.run("vacuum full outbox");
+    // A settle waits for the history, a claim does not.
+    let mut holder = stage.connect(DB);
+    holder.run("begin; lock table outbox_history in share mode");
+    stage.set_conf("outbox.enabled", "on");
+    let claimed = "select count(*) = 500 and bool_and(claim_token is not null) from outbox";
+    wait_true(&stage, "the messages to be claimed", claimed);
+    assert_sound(&mut client, &["outbox"]);
+    let by_index = "set enable_seqscan = off; set enable_bitmapscan = off";
+    client.run(by_index);
+    let found = "select count(*) from outbox where claim_token > 0";
+    assert_eq!(client.query_one(found, &[]).expect("count").get::<_, i64>(0), 500);
+    client.run("set enable_bitmapscan = on; set enable_indexscan = off; set enable_indexonlyscan = off");
+    assert_eq!(client.query_one(found, &[]).expect("count").get::<_, i64>(0), 500);
+    holder.run("rollback");
+    wait_drained(&stage);
 }
 
 /// Changes of the tables that a settle writes, how each is undone, and whether published messages are then settled by a

@@ -84,6 +84,11 @@ impl Args {
 }
 
 impl Jsonb {
+    /// A datum of that type, not null.
+    pub(super) fn of(datum: pg_sys::Datum) -> Self {
+        Self(datum)
+    }
+
     /// Parses JSON text. SqlText that is not JSON raises the server's error.
     pub fn of_text(json: &str) -> Self {
         let text = text::to_c_string(json);

@@ -17,7 +17,8 @@ pub unsafe fn to_text(jsonb: pg_sys::Datum) -> pg_sys::Datum {
     // SAFETY: the iterator and its values point into the detoasted jsonb, which lives as long as the memory context.
     // After an error of the server there is nothing that Rust must free. The layouts are those of jsonb.h.
     unsafe {
-        let jsonb: *mut pg_sys::Jsonb = pg_sys::pg_detoast_datum(jsonb.cast_mut_ptr()).cast();
+        let stored = jsonb.cast_mut_ptr();
+        let jsonb: *mut pg_sys::Jsonb = pg_sys::pg_detoast_datum(stored).cast();
         let size = pgrx::varlena::varsize_4b(jsonb.cast());
         let mut text = Buffer::with_room(pg_sys::VARHDRSZ + size);
         text.put(&[0; pg_sys::VARHDRSZ]);
@@ -66,6 +67,9 @@ pub unsafe fn to_text(jsonb: pg_sys::Datum) -> pg_sys::Datum {
                     other => pgrx::error!("unknown type of jsonb value: {other}"),
                 },
             }
+        }
+        if jsonb.cast() != stored {
+            pg_sys::pfree(jsonb.cast()); // it may be large
         }
         text.into_varlena()
     }

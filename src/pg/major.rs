@@ -65,6 +65,92 @@ pub(super) unsafe fn identity_sequence(relation: pg_sys::Relation, column: i16) 
     }
 }
 
+/// The indexes that need an entry for the new version of a row.
+#[derive(PartialEq)]
+pub(super) enum NewEntries {
+    None,
+    Summarising,
+    All,
+}
+
+/// Replaces a version of a row. Waits for a transaction that has locked it. None: another transaction has changed it.
+///
+/// # Safety
+/// The relation is open; `new` is a tuple of it.
+pub(super) unsafe fn heap_update(
+    relation: pg_sys::Relation,
+    old: pg_sys::ItemPointer,
+    new: pg_sys::HeapTuple,
+) -> Option<NewEntries> {
+    let (mut failure, mut mode) = (pg_sys::TM_FailureData::default(), 0);
+    // SAFETY: promised by the caller.
+    unsafe {
+        let (command, none) = (pg_sys::GetCurrentCommandId(true), std::ptr::null_mut());
+        #[cfg(feature = "pg15")]
+        let (result, entries) = {
+            let result = pg_sys::heap_update(relation, old, new, command, none, true, &mut failure, &mut mode);
+            let is_hot = u32::from((*(*new).t_data).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE != 0;
+            (result, if is_hot { NewEntries::None } else { NewEntries::All })
+        };
+        #[cfg(not(feature = "pg15"))]
+        let (result, entries) = {
+            use pg_sys::TU_UpdateIndexes as indexes;
+            let mut update = indexes::TU_None;
+            let result = pg_sys::heap_update(
+                relation,
+                old,
+                new,
+                command,
+                none,
+                true,
+                &mut failure,
+                &mut mode,
+                &mut update,
+            );
+            let entries = match update {
+                indexes::TU_None => NewEntries::None,
+                indexes::TU_Summarizing => NewEntries::Summarising,
+                _ => NewEntries::All,
+            };
+            (result, entries)
+        };
+        (result == pg_sys::TM_Result::TM_Ok).then_some(entries)
+    }
+}
+
+/// Whether an index has entries for ranges of pages instead of rows. Up to Postgres 15 all kinds are treated alike.
+///
+/// # Safety
+/// The index is open.
+#[cfg(feature = "pg15")]
+pub(super) unsafe fn summarises(_index: pg_sys::Relation) -> bool {
+    false
+}
+#[cfg(not(feature = "pg15"))]
+pub(super) unsafe fn summarises(index: pg_sys::Relation) -> bool {
+    // SAFETY: promised by the caller.
+    unsafe { (*(*index).rd_indam).amsummarizing }
+}
+
+/// Begins a scan of an index with this number of conditions.
+///
+/// # Safety
+/// Both relations are open, and the snapshot is registered.
+pub(super) unsafe fn index_beginscan(
+    table: pg_sys::Relation,
+    index: pg_sys::Relation,
+    snapshot: pg_sys::Snapshot,
+    conditions: i32,
+) -> pg_sys::IndexScanDesc {
+    // SAFETY: promised by the caller.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        return pg_sys::index_beginscan(table, index, snapshot, conditions, 0);
+        #[cfg(feature = "pg18")]
+        return pg_sys::index_beginscan(table, index, snapshot, std::ptr::null_mut(), conditions, 0);
+    }
+}
+
 /// Whether a role owns a database, or is a superuser. Inside a transaction.
 pub(super) fn owns_database(database: pg_sys::Oid, role: pg_sys::Oid) -> bool {
     // SAFETY: syscache lookups on a shared catalog.

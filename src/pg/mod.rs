@@ -13,6 +13,7 @@ mod ending;
 pub mod foreign;
 pub mod guc;
 pub mod json;
+pub mod key_scan;
 pub mod lane_scan;
 pub mod latch;
 pub mod lookup;

@@ -5,10 +5,10 @@
 //! these. If it might, the caller uses a statement.
 
 use crate::pg::args::Jsonb;
-use crate::pg::major;
-use crate::pg::text;
+use crate::pg::major::{self, NewEntries};
+use crate::pg::text::{self, Unreadable};
 use outbox_core::engine::RowId;
-use pgrx::datum::{IntoDatum, Uuid};
+use pgrx::datum::{FromDatum, IntoDatum, Uuid};
 use pgrx::pg_sys;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
@@ -98,6 +98,8 @@ pub struct Table {
 }
 
 struct Known {
+    /// Whether a write needs nothing that the executor does besides.
+    is_plain: bool,
     /// The index of each column in a row, and how it is filled. Dropped columns are in between.
     columns: Vec<(usize, Filled)>,
     /// The sequence of the identity column; 0 if there is none.
@@ -170,10 +172,47 @@ impl Table {
         }
     }
 
+    /// Opens the table without the right to write it.
+    pub fn open_to_read(oid: u32) -> Self {
+        // SAFETY: inside a transaction, on the main thread.
+        let relation = unsafe { pg_sys::table_open(oid.into(), pg_sys::AccessShareLock as i32) };
+        let known = OnceCell::new();
+        Self { relation, known }
+    }
+
     /// Closes the table and keeps the lock.
     pub fn close(self) {
         // SAFETY: the table is open, and the resource owner that opened it is current.
         unsafe { pg_sys::table_close(self.relation, pg_sys::NoLock as i32) }
+    }
+
+    pub(super) fn relation(&self) -> pg_sys::Relation {
+        self.relation
+    }
+
+    /// The number of the column with this name in the layout.
+    pub(super) fn attribute(&self, layout: &Layout, name: &str) -> Option<i16> {
+        let number = layout.columns.iter().position(|column| column.name == name)?;
+        self.known(|known| known.columns.get(number).map(|(index, _)| *index as i16 + 1))
+    }
+
+    /// Puts the columns of a row into the order of the layout. `attribute` returns the value at an index of the row.
+    pub(super) fn of_layout(
+        &self,
+        attribute: impl Fn(usize) -> (pg_sys::Datum, bool),
+        values: &mut Vec<pg_sys::Datum>,
+        nulls: &mut Vec<bool>,
+    ) {
+        values.clear();
+        nulls.clear();
+        self.known(|known| {
+            for (index, _) in &known.columns {
+                let (value, is_null) = attribute(*index);
+                values.push(value);
+                nulls.push(is_null);
+            }
+            Some(())
+        });
     }
 
     fn oid(&self) -> u32 {
@@ -181,10 +220,19 @@ impl Table {
         unsafe { (*self.relation).rd_id.to_u32() }
     }
 
-    /// Whether a row may be written without the executor: the table has this layout, and a write has no side effects.
+    /// Whether a row may be written without the executor: the table has this layout, and an INSERT has no side effects.
     /// That holds until the transaction ends. DDL waits for the lock of [`open`](Self::open); CREATE INDEX CONCURRENTLY
     /// waits before its index needs entries. Checked again when the table has changed.
     pub fn is(&self, layout: &Layout) -> bool {
+        self.check(layout).is_some_and(|known| known.is_plain)
+    }
+
+    /// Whether the table has the columns of this layout, so that its rows can be read.
+    pub fn has(&self, layout: &Layout) -> bool {
+        self.check(layout).is_some()
+    }
+
+    fn check(&self, layout: &Layout) -> Option<&Known> {
         let oid = self.oid();
         watch(oid);
         if STALE.take() {
@@ -193,18 +241,22 @@ impl Table {
         if let Some(known) = KNOWN.with_borrow(|known| known.get(&oid).cloned()) {
             return self.found(known);
         }
-        let is = self.has_checks(&layout.checks) && self.is_table(layout.is_partition) && self.has_simple_indexes();
-        let is = is && self.is_left_alone();
-        let known = is.then(|| self.known_columns(&layout.columns)).flatten().map(Rc::new);
+        let is_plain = || {
+            let is_known = self.is_table(layout.is_partition) && self.has_checks(&layout.checks);
+            is_known && self.has_simple_indexes() && self.is_left_alone()
+        };
+        let known = self.known_columns(&layout.columns).map(|known| {
+            Rc::new(Known {
+                is_plain: is_plain(),
+                ..known
+            })
+        });
         KNOWN.with_borrow_mut(|all| all.insert(oid, known.clone()));
         self.found(known)
     }
 
-    fn found(&self, known: Option<Rc<Known>>) -> bool {
-        known.is_some_and(|known| {
-            self.known.get_or_init(|| known);
-            true
-        })
+    fn found(&self, known: Option<Rc<Known>>) -> Option<&Known> {
+        known.map(|known| &**self.known.get_or_init(|| known))
     }
 
     /// Whether the current role may insert rows and read them. Checked at each call, because role changes are not
@@ -213,9 +265,18 @@ impl Table {
         self.may(pg_sys::ACL_INSERT | pg_sys::ACL_SELECT)
     }
 
-    /// Whether the current role may delete rows and read them.
-    pub fn may_delete(&self) -> bool {
-        self.may(pg_sys::ACL_DELETE | pg_sys::ACL_SELECT)
+    /// Whether the current role may read all rows.
+    pub fn may_read(&self) -> bool {
+        // SAFETY: the relation is open.
+        let has_policies = unsafe { (*(*self.relation).rd_rel).relrowsecurity };
+        !has_policies && self.may(pg_sys::ACL_SELECT)
+    }
+
+    /// Whether the current role may update and delete rows and read them, and no trigger does anything else then.
+    pub fn may_change(&self) -> bool {
+        // SAFETY: the relation is open.
+        let has_triggers = unsafe { !(*self.relation).trigdesc.is_null() };
+        !has_triggers && self.may(pg_sys::ACL_UPDATE | pg_sys::ACL_DELETE | pg_sys::ACL_SELECT)
     }
 
     fn may(&self, rights: u32) -> bool {
@@ -237,12 +298,20 @@ impl Table {
         }
     }
 
-    /// Whether a write runs no code of a user: there is no trigger, no rule, no policy.
+    /// Whether an INSERT runs no code of a user, and any write is bound by no rule and no policy.
     pub fn is_left_alone(&self) -> bool {
         // SAFETY: the relation is open, so what the cache holds of it stays.
         unsafe {
             let (relation, class) = (&*self.relation, &*(*self.relation).rd_rel);
-            !class.relrowsecurity && relation.rd_rules.is_null() && relation.trigdesc.is_null()
+            let has_triggers = relation.trigdesc.as_ref().is_some_and(|triggers| {
+                triggers.trig_insert_before_row
+                    || triggers.trig_insert_after_row
+                    || triggers.trig_insert_instead_row
+                    || triggers.trig_insert_before_statement
+                    || triggers.trig_insert_after_statement
+                    || triggers.trig_insert_new_table
+            });
+            !class.relrowsecurity && relation.rd_rules.is_null() && !has_triggers
         }
     }
 
@@ -283,6 +352,7 @@ impl Table {
                 default.map(|default| self.in_words(default.adbin))
             };
             let mut known = Known {
+                is_plain: false,
                 columns: Vec::with_capacity(columns.len()),
                 sequence: 0,
             };
@@ -430,15 +500,8 @@ impl Table {
                     continue;
                 }
                 pg_sys::heap_deform_tuple(&mut tuple, descriptor, all.as_mut_ptr(), are_null.as_mut_ptr());
-                values.clear();
-                nulls.clear();
-                self.known(|known| {
-                    values.extend(known.columns.iter().map(|(index, _)| all[*index]));
-                    nulls.extend(known.columns.iter().map(|(index, _)| are_null[*index]));
-                    Some(())
-                });
-                let (values, nulls) = (&values[..], &nulls[..]);
-                let found = read(index, &Row { values, nulls });
+                self.of_layout(|index| (all[index], are_null[index]), &mut values, &mut nulls);
+                let found = read(index, &Row::new(&values, &nulls));
                 pg_sys::ReleaseBuffer(page);
                 let Some(found) = found else {
                     continue;
@@ -454,6 +517,91 @@ impl Table {
             pg_sys::CommandCounterIncrement();
         }
         deleted
+    }
+
+    /// Changes columns of the row at this place, each given by its name. [`is`](Self::is) must be true for the table, and the
+    /// row must meet its check constraints. Waits for a transaction that has locked the row. Returns where the new version of
+    /// the row is. None: the snapshot sees no row there, or another transaction has changed it since.
+    pub fn update(&self, at: RowId, layout: &Layout, changes: &[(&str, Value)]) -> Option<RowId> {
+        let columns = changes
+            .iter()
+            .map(|(name, _)| self.attribute(layout, name).map(i32::from));
+        let mut columns = columns.collect::<Option<Vec<_>>>()?;
+        let mut values: Vec<_> = changes.iter().map(|(_, value)| value.datum()).collect();
+        let mut nulls: Vec<_> = (changes.iter())
+            .map(|(_, value)| matches!(value, Value::Null))
+            .collect();
+        // SAFETY: one value for each column, of its type: see `is`. The old version is read while its page is pinned.
+        unsafe {
+            let mut old = pg_sys::HeapTupleData {
+                t_self: tid(at),
+                ..Default::default()
+            };
+            let mut page = 0;
+            if !pg_sys::heap_fetch(self.relation, pg_sys::GetActiveSnapshot(), &mut old, &mut page, false) {
+                return None;
+            }
+            let new = pg_sys::heap_modify_tuple_by_cols(
+                &mut old,
+                (*self.relation).rd_att,
+                columns.len() as i32,
+                columns.as_mut_ptr(),
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+            );
+            pg_sys::ReleaseBuffer(page);
+            let entries = major::heap_update(self.relation, &mut old.t_self, new);
+            if let Some(entries @ (NewEntries::All | NewEntries::Summarising)) = &entries {
+                self.insert_into_indexes(new, *entries == NewEntries::Summarising);
+            }
+            let place = entries.map(|_| row_id((*new).t_self));
+            pg_sys::heap_freetuple(new);
+            place
+        }
+    }
+
+    /// Adds the entries of a row to all indexes, or only to those that summarise, as core does for its catalogs
+    /// (CatalogIndexInsert).
+    ///
+    /// # Safety
+    /// A row of this table, which [`has_simple_indexes`](Self::has_simple_indexes).
+    unsafe fn insert_into_indexes(&self, row: pg_sys::HeapTuple, only_summarising: bool) {
+        // SAFETY: promised by the caller. The table is locked, so no index can be dropped.
+        unsafe {
+            let descriptor = (*self.relation).rd_att;
+            let columns = (*descriptor).natts as usize;
+            let (mut values, mut nulls) = (vec![pg_sys::Datum::null(); columns], vec![true; columns]);
+            pg_sys::heap_deform_tuple(row, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
+            let list = pg_sys::RelationGetIndexList(self.relation);
+            for nth in 0..list.as_ref().map_or(0, |list| list.length) {
+                let index = pg_sys::index_open(pg_sys::list_nth_oid(list, nth), pg_sys::RowExclusiveLock as i32);
+                let form = &*(*index).rd_index;
+                let of_index = form.indkey.values.as_slice(form.indnatts as usize).iter();
+                let (mut keys, mut are_null): (Vec<_>, Vec<_>) = of_index
+                    .map(|column| (values[*column as usize - 1], nulls[*column as usize - 1]))
+                    .unzip();
+                let unique = match form.indisunique {
+                    true => pg_sys::IndexUniqueCheck::UNIQUE_CHECK_YES,
+                    false => pg_sys::IndexUniqueCheck::UNIQUE_CHECK_NO,
+                };
+                let (keys, are_null) = (keys.as_mut_ptr(), are_null.as_mut_ptr());
+                if !only_summarising || major::summarises(index) {
+                    let info = pg_sys::BuildIndexInfo(index);
+                    pg_sys::index_insert(
+                        index,
+                        keys,
+                        are_null,
+                        &mut (*row).t_self,
+                        self.relation,
+                        unique,
+                        false,
+                        info,
+                    );
+                }
+                pg_sys::index_close(index, pg_sys::NoLock as i32);
+            }
+            pg_sys::list_free(list);
+        }
     }
 
     /// The next value of the identity column. [`is`](Self::is) must be true for the table. As with a statement, a role
@@ -513,7 +661,11 @@ impl<'a> Value<'a> {
     }
 }
 
-impl Row<'_> {
+impl<'a> Row<'a> {
+    pub(super) fn new(values: &'a [pg_sys::Datum], nulls: &'a [bool]) -> Self {
+        Self { values, nulls }
+    }
+
     fn value(&self, column: usize) -> Option<pg_sys::Datum> {
         let is_null = self.nulls.get(column - 1).is_none_or(|null| *null);
         (!is_null).then(|| self.values[column - 1])
@@ -536,7 +688,7 @@ impl Row<'_> {
         self.value(column).map(|datum| datum.value() as i32)
     }
 
-    /// The value of a column of that type.
+    /// The value of a column of that type, or a time in µs since 2000.
     pub fn int8(&self, column: usize) -> Option<i64> {
         self.value(column).map(|datum| datum.value() as i64)
     }
@@ -544,6 +696,31 @@ impl Row<'_> {
     /// The value of a column of that type.
     pub fn int2(&self, column: usize) -> Option<i16> {
         self.value(column).map(|datum| datum.value() as i16)
+    }
+
+    /// The value of a column of that type.
+    pub fn boolean(&self, column: usize) -> Option<bool> {
+        self.value(column).map(|datum| datum.value() & 0xff != 0)
+    }
+
+    /// The value of a column of that type.
+    pub fn uuid(&self, column: usize) -> Option<Uuid> {
+        // SAFETY: a uuid, as the caller says.
+        self.value(column)
+            .and_then(|datum| unsafe { Uuid::from_polymorphic_datum(datum, false, pg_sys::UUIDOID) })
+    }
+
+    /// The value of a column of that type.
+    pub fn jsonb(&self, column: usize) -> Option<Jsonb> {
+        self.value(column).map(Jsonb::of)
+    }
+
+    /// The value of a column of that type, or why it cannot be read.
+    pub fn text_or_why_not(&self, column: usize) -> Result<Option<String>, Unreadable> {
+        // SAFETY: a text, as the caller says.
+        self.value(column)
+            .map(|datum| unsafe { text::of_datum(datum) })
+            .transpose()
     }
 
     /// The value of a column of that type.

@@ -1,13 +1,15 @@
 //! The rows that are written without a statement, as long as no user has added anything to their tables: those that a
 //! publish writes into outbox_events and outbox, and the one that the settle of a published message writes into a
 //! partition of outbox_history. The columns are those of sql/src/10_tables.sql. For all other cases there are statements;
-//! those of a publish are made of the same columns. tests/differential.rs compares the two ways.
+//! those of a publish are made of the same columns (`insert`). tests/differential.rs compares the two ways.
 
-use crate::pg::spi::{OwnedPreparedStatement, Param, SpiClient, SpiResult};
-use crate::pg::table::{Column, Filled, Kind, Layout, Row, Value};
-use outbox_core::event::{self, COLUMNS};
+use crate::pg::clock::{since_1970, unix_seconds};
+
+use crate::pg::table::{Column, Filled, Kind, Layout, Row, Value, in_utc};
+use crate::pg::text::Unreadable;
+use outbox_core::event::{self, COLUMNS, Event};
 use outbox_core::message::Pointer;
-use pgrx::PgOid;
+use outbox_core::partition::Partition;
 use std::sync::LazyLock;
 
 /// The columns of outbox_events.
@@ -92,6 +94,68 @@ pub fn claim_token(row: &Row) -> Option<i64> {
     row.int8(3)
 }
 
+/// The column crashes of a row of outbox.
+pub fn crashes(row: &Row) -> i32 {
+    row.int2(7).map_or(0, i32::from)
+}
+
+/// The key of a row of outbox, or why it cannot be read.
+pub fn key(row: &Row) -> Result<Option<String>, Unreadable> {
+    row.text_or_why_not(10)
+}
+
+/// The columns of a row of outbox but those that a claim changes, and the key.
+pub fn pointer(row: &Row, destination: &str, partition: Partition) -> Pointer {
+    Pointer {
+        seq: row.int8(1).unwrap_or_default(),
+        destination: destination.to_owned(),
+        partition,
+        key: None,
+        attempts: row.int4(5).unwrap_or_default(),
+        crashes: 0,
+        lease_epoch: 0,
+        replayed: row.boolean(8).unwrap_or_default(),
+        enqueued_at_us: row.int8(2).map(since_1970).unwrap_or_default(),
+        expires_at_us: row.int8(12).map(since_1970),
+    }
+}
+
+/// The column body_bytes of a row of outbox_events.
+pub fn body_bytes(row: &Row) -> i32 {
+    row.int4(COLUMNS.len() + 3).unwrap_or_default()
+}
+
+/// The event in a row of outbox_events, or why it cannot be read.
+pub fn event(row: &Row, seq: i64) -> Result<Event, Unreadable> {
+    Event::read(seq, &mut StoredEvent { row, next: 0 })
+}
+
+/// Reads the columns of a row of outbox_events as the view event_text has them.
+struct StoredEvent<'a> {
+    row: &'a Row<'a>,
+    /// The index of the next column in `COLUMNS`; created_at comes after them.
+    next: usize,
+}
+
+impl event::EventRow for StoredEvent<'_> {
+    type Error = Unreadable;
+
+    fn text(&mut self) -> Result<Option<String>, Unreadable> {
+        let (column, number) = (COLUMNS.get(self.next), self.next + 2);
+        self.next += 1;
+        match column.map(|column| column.kind) {
+            Some(event::ColumnKind::Id) => Ok(self.row.uuid(number).map(|id| id.to_string())),
+            Some(event::ColumnKind::Short | event::ColumnKind::Long) => self.row.text_or_why_not(number),
+            Some(event::ColumnKind::Json) => self.row.jsonb(number).map(|json| json.to_text()).transpose(),
+            None => Ok(self.row.int8(COLUMNS.len() + 2).and_then(in_utc)),
+        }
+    }
+
+    fn number(&mut self) -> Result<Option<i64>, Unreadable> {
+        Ok(self.row.int8(COLUMNS.len() + 2).map(unix_seconds))
+    }
+}
+
 /// The history of a message that was published at this time, from its row in outbox, which has the columns of [`MESSAGE`].
 pub fn published<'a>(row: &Row, at: i64) -> [Value<'a>; 9] {
     let attempts = row.int4(5).unwrap_or_default().saturating_add(1);
@@ -143,48 +207,4 @@ fn type_of(column: event::EventColumn) -> Kind {
         event::ColumnKind::Short | event::ColumnKind::Long => Kind::Text,
         event::ColumnKind::Json => Kind::Jsonb,
     }
-}
-
-/// Prepares the statement that writes one row, or many given as arrays. Its parameters are the given columns, then those of
-/// `more`: further columns with their expressions, which have these types. `end`: what follows.
-///
-/// One row is by far the most frequent case: with arrays its statement takes a third longer.
-pub fn prepare_insert(
-    client: &SpiClient,
-    layout: &Layout,
-    into: &str,
-    is_one: bool,
-    more: &[(&str, &str)],
-    types: &[PgOid],
-    end: &str,
-) -> SpiResult<OwnedPreparedStatement> {
-    let given: Vec<&Column> = layout.given().collect();
-    let names = given.iter().map(|column| column.name);
-    let names: Vec<&str> = names.chain(more.iter().map(|(name, _)| *name)).collect();
-    let parameters = (1..=given.len()).map(|number| match is_one {
-        true => format!("${number}"),
-        // In the select list, which returns the elements one by one. In FROM they would be copied first.
-        false => format!("pg_catalog.unnest(${number})"),
-    });
-    let values: Vec<String> = parameters
-        .chain(more.iter().map(|(_, value)| (*value).to_owned()))
-        .collect();
-    let (names, values) = (names.join(", "), values.join(", "));
-    let sql = format!("insert into {into} as e ({names}) select {values} {end}");
-    let kinds = given.iter().map(|column| match is_one {
-        true => column.kind.oid(),
-        false => column.kind.array_oid(),
-    });
-    let types: Vec<PgOid> = kinds.map(PgOid::from).chain(types.iter().copied()).collect();
-    Ok(client.prepare_mut(&sql, &types)?.keep())
-}
-
-/// The parameters of such a statement for these rows.
-pub fn parameters<'a, const N: usize>(layout: &Layout, rows: &[[Value<'a>; N]]) -> Vec<Param<'a>> {
-    let columns = layout.given().enumerate();
-    let parameter = |(index, column): (usize, &Column)| match rows {
-        [row] => Param::of_column(row[index], column.kind),
-        rows => Param::array(rows.iter().map(|row| row[index]), column.kind),
-    };
-    columns.map(parameter).collect()
 }

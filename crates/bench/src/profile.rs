@@ -26,7 +26,7 @@ const THREADS: [&str; 4] = ["outbox-publish", "lapin-io-loop", OTHERS, MAIN];
 /// phase decides.
 const PHASES: [(&str, &[&str]); 6] = [
     (
-        "main thread: claim in SQL",
+        "main thread: claim",
         &["WorkerProtocol<D>::claim", "WorkerContext>::claim", "::run_claim"],
     ),
     (
@@ -238,7 +238,7 @@ mod tests {
                 .map(|(_, count)| *count)
         };
         let names = [
-            "claim in SQL",
+            ": claim",
             "rows into Rust",
             "admit, envelope",
             "hand over",

@@ -39,6 +39,11 @@ pub trait Db {
         Ok(None)
     }
 
+    /// Claims messages as [`WorkerProtocol::claim`] does, if this is possible without a statement. None: nothing was done.
+    fn claim(&self, _worker: &str, _destination: &str, _lanes: &[Lane]) -> Result<Option<ClaimedBatch>, Self::Error> {
+        Ok(None)
+    }
+
     /// Runs a statement that returns one row.
     fn one<T>(
         &self,
@@ -109,6 +114,7 @@ pub trait ResultRow {
 }
 
 /// The result of a claim, and the position up to which WAL must be on disk before any of it is sent.
+#[derive(Default)]
 pub struct ClaimedBatch {
     pub batch: Batch,
     pub wal_position: u64,
@@ -204,6 +210,9 @@ impl<D: Db> WorkerProtocol<D> {
 
     /// Claims messages of leased lanes, all of them with the same read limit.
     pub fn claim(&self, destination: &str, lanes: &[Lane]) -> Result<ClaimedBatch, D::Error> {
+        if let Some(claimed) = self.db.claim(&self.worker, destination, lanes)? {
+            return Ok(claimed);
+        }
         let args = [
             self.worker(),
             Arg::Text(Some(destination)),
@@ -458,16 +467,31 @@ fn claimed<R: ResultRow>(row: &R, seq: i64, destination: &str, remark: Option<St
         row,
         next: column::EVENT,
     };
-    let event = match (remark, key, readable::<_, R>(Event::read(seq, &mut columns))?) {
-        (Some(reason), ..) => Err(reason),
-        (None, Ok(_), Ok(event)) if event.id.is_empty() => Err(format!("the event store has no event with seq {seq}")),
-        (None, key, event) => sendable(key.map(drop), event),
+    let event = readable::<_, R>(Event::read(seq, &mut columns))?;
+    let row_id = row.row_id(column::TID)?;
+    Ok(match remark {
+        None => with_event(row_id, pointer, key.map(drop), event),
+        Some(reason) => Claimed {
+            row_id,
+            pointer,
+            event: Err(Outcome::Unsendable { reason }),
+        },
+    })
+}
+
+/// A claimed message with its event, or why its key or event cannot be read. An event without an id is not in the event store.
+pub fn with_event(row_id: RowId, pointer: Pointer, key: Result<(), String>, event: Result<Event, String>) -> Claimed {
+    let event = match (key, event) {
+        (Ok(()), Ok(event)) if event.id.is_empty() => {
+            Err(format!("the event store has no event with seq {}", pointer.seq))
+        }
+        (key, event) => sendable(key, event),
     };
-    Ok(Claimed {
-        row_id: row.row_id(column::TID)?,
+    Claimed {
+        row_id,
         pointer,
         event: event.map_err(|reason| Outcome::Unsendable { reason }),
-    })
+    }
 }
 
 /// The value that was read, or why it cannot be read.

@@ -1,5 +1,6 @@
 //! Enqueues events that are stored: in a user's backend, in its transaction, with the rights of the owner of the tables.
 
+use super::insert;
 use super::new_event::Times;
 use super::partition::Partitioning;
 use super::source;
@@ -165,7 +166,7 @@ pub(super) fn insert_messages(
             };
             let table = format!("{}.{table}", statements.schema);
             let end = format!("on conflict do nothing returning partition, seq{location}");
-            rows::prepare_insert(client, &MESSAGE, &table, is_one, more, types, &end)
+            insert::prepare(client, &MESSAGE, &table, is_one, more, types, &end)
         })?;
         let expires_at = times.expires_at.map(i64::from);
         let rows = messages.iter().map(|message| {
@@ -173,7 +174,7 @@ pub(super) fn insert_messages(
             rows::message(message.seq, message.partition.as_i16(), destination, key, expires_at)
         });
         let rows: Vec<_> = rows.collect();
-        let mut args = rows::parameters(&MESSAGE, &rows);
+        let mut args = insert::parameters(&MESSAGE, &rows);
         args.extend(due_at.map(Param::from));
         let inserted = guc::planned_once(|| client.update(insert, None, &args)).map_err(internal)?;
         let inserted = inserted.map(|row| Inserted::read(&row, due_at.is_none()));

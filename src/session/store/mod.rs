@@ -2,6 +2,7 @@
 //! backend.
 
 pub mod enqueue;
+mod insert;
 pub mod new_event;
 pub mod partition;
 pub mod publish;

@@ -3,6 +3,7 @@
 //! columns.
 
 use super::enqueue::{NewMessage, Placed, insert_messages};
+use super::insert;
 use super::new_event::{NewEvent, Times};
 use super::partition::Partitioning;
 use super::statements::{Statements, statements};
@@ -173,10 +174,10 @@ impl Publish<'_> {
                     let table = format!("{}.outbox_events", self.statements.schema);
                     let event = fast_path::event_columns(self.by_fast_path);
                     let returning = format!("returning e.seq, e.body_bytes{event}");
-                    rows::prepare_insert(client, &EVENT, &table, is_one, &[], &[], &returning)
+                    insert::prepare(client, &EVENT, &table, is_one, &[], &[], &returning)
                 })?;
             let values: Vec<_> = self.events.iter().map(|(event, _)| event.values()).collect();
-            let args = rows::parameters(&EVENT, &values);
+            let args = insert::parameters(&EVENT, &values);
             // To set how one row is planned takes longer than to plan it a few times.
             let stored = match is_one {
                 true => client.update(insert, None, &args),

@@ -1,6 +1,7 @@
 //! The database of a worker or of maintenance in the server, through SPI. Each call is one statement in the transaction of
 //! the caller, as the worker role. Runs on the main thread of the process.
 
+mod claimed;
 pub mod maintenance;
 mod published;
 mod spi;

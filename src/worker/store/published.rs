@@ -1,5 +1,6 @@
 //! Settles messages of a destination that were all published, without a statement: deletes their rows in outbox, and
-//! writes the history. That is nearly every settle. outbox_internal.settle() does the same in all other cases; tests/differential.rs compares the two ways.
+//! writes the history. That is nearly every settle. outbox_internal.settle() does the same in all other cases;
+//! tests/differential.rs compares the two ways.
 
 use crate::pg::catalog;
 use crate::pg::spi::{SpiClient, SpiResult};
@@ -36,7 +37,7 @@ impl PublishedRows {
              order by partition for key share"
         );
         let find = "select partition::oid::bigint, starts_at, ends_at from outbox_internal.history_partitions()
-                    where (starts_at <= $1 and $1 < ends_at) is not false order by starts_at nulls first";
+                    where ($1 < ends_at) is not false order by starts_at nulls first";
         let prepare = |sql: &str, types: &[PgBuiltInOids]| {
             let types: Vec<_> = types.iter().map(|of| PgOid::from(*of)).collect();
             client.prepare_mut(sql, &types).map(|statement| statement.keep().into())
@@ -68,7 +69,7 @@ impl PublishedRows {
         let (outbox, history) = (Table::open(self.outbox), Table::open(self.history));
         let at = clock_timestamp();
         let partition = self.partition_at(client, at)?.map(Table::open);
-        let may = outbox.is(&MESSAGE) && history.is_left_alone() && outbox.may_delete() && history.may_insert();
+        let may = outbox.is(&MESSAGE) && history.is_left_alone() && outbox.may_change() && history.may_insert();
         let usual = partition.as_ref().filter(|partition| may && partition.is(&HISTORY));
         let changed = usual.map(|partition| self.write(client, worker, batch, (&outbox, partition), at));
         let changed = changed.transpose()?;
@@ -113,14 +114,20 @@ impl PublishedRows {
         }
         let moment = TimestampWithTimeZone::try_from(at).ok();
         let mut found = client.select(&*self.find_partition, Some(1), &[moment.into()])?;
-        let Some(row) = found.next() else {
-            return Ok(Some(self.default_partition));
+        let (partition, from, to) = match found.next() {
+            None => (self.default_partition, at, i64::MAX),
+            Some(row) => {
+                let time = |column| SpiResult::Ok(row.get::<TimestampWithTimeZone>(column)?.map(i64::from));
+                let (Some(partition), Some(from), Some(to)) = (row.get::<i64>(1)?, time(2)?, time(3)?) else {
+                    return Ok(None);
+                };
+                match from <= at {
+                    true => (partition as u32, from, to),
+                    false => (self.default_partition, at, from),
+                }
+            }
         };
-        let time = |column| SpiResult::Ok(row.get::<TimestampWithTimeZone>(column)?.map(i64::from));
-        let (Some(partition), Some(from), Some(to)) = (row.get::<i64>(1)?, time(2)?, time(3)?) else {
-            return Ok(None);
-        };
-        self.partition.set(Some((partition as u32, from, to, changes)));
-        Ok(Some(partition as u32))
+        self.partition.set(Some((partition, from, to, changes)));
+        Ok(Some(partition))
     }
 }

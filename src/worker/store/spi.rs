@@ -1,11 +1,12 @@
 //! Runs the statements of the worker protocol through SPI. Each is planned once.
 
+use super::claimed::ClaimedRows;
 use super::published::PublishedRows;
 use crate::pg::clock::us_since_1970;
 use crate::pg::spi::{Number, Param, Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult, SpiTupleTable};
 use crate::store::statement::SavedStatement;
-use outbox_core::engine::{RowId, Settlement};
-use outbox_worker::protocol::{Arg, Db, ResultRow, Statement};
+use outbox_core::engine::{Lane, RowId, Settlement};
+use outbox_worker::protocol::{Arg, ClaimedBatch, Db, ResultRow, Statement};
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::{PgBuiltInOids, PgOid};
 use std::cell::RefCell;
@@ -18,6 +19,7 @@ pub struct SpiDb {
     prepared: RefCell<HashMap<String, Rc<SavedStatement>>>,
     /// None: not used yet.
     published: RefCell<Option<Rc<PublishedRows>>>,
+    claimed: RefCell<Option<Rc<ClaimedRows>>>,
 }
 
 impl SpiDb {
@@ -40,6 +42,7 @@ impl SpiDb {
     pub fn forget(&self) {
         self.prepared.borrow_mut().clear();
         self.published.take();
+        self.claimed.take();
     }
 
     /// Runs a query that only reads. All else in pgrx assigns a transaction id, even `Spi::get_one`, and the commit then
@@ -60,16 +63,15 @@ impl Db for SpiDb {
 
     fn settle_published(&self, worker: &str, batch: &[Settlement]) -> SpiResult<Option<usize>> {
         Spi::connect_mut(|client| {
-            let known = self.published.borrow().clone();
-            let published = match known {
-                Some(published) => published,
-                None => {
-                    let published = Rc::new(PublishedRows::open(client)?);
-                    self.published.replace(Some(Rc::clone(&published)));
-                    published
-                }
-            };
+            let published = opened(&self.published, || PublishedRows::open(client))?;
             published.settle(client, worker, batch)
+        })
+    }
+
+    fn claim(&self, worker: &str, destination: &str, lanes: &[Lane]) -> SpiResult<Option<ClaimedBatch>> {
+        Spi::connect(|client| {
+            let claimed = opened(&self.claimed, || ClaimedRows::open(client))?;
+            claimed.claim(client, worker, destination, lanes)
         })
     }
 
@@ -101,6 +103,16 @@ impl Db for SpiDb {
             rows.map(|row| read(&row)).collect()
         })
     }
+}
+
+/// What is known, or what `open` returns, which is then known.
+fn opened<T>(known: &RefCell<Option<Rc<T>>>, open: impl FnOnce() -> SpiResult<T>) -> SpiResult<Rc<T>> {
+    if let Some(known) = &*known.borrow() {
+        return Ok(Rc::clone(known));
+    }
+    let opened = Rc::new(open()?);
+    known.replace(Some(Rc::clone(&opened)));
+    Ok(opened)
 }
 
 /// The statement in the body of an SQL function. Run directly, the statement is planned once and avoids the cost of a call,
