@@ -8,15 +8,15 @@ use outbox_core::engine::RowId;
 use pgrx::pg_sys;
 
 /// What the transaction saw at one moment.
-pub struct Snapshot(pg_sys::Snapshot);
+pub struct RowSnapshot(pg_sys::Snapshot);
 
 /// Runs `body` with a new snapshot, which its statements that only read see, too.
-pub fn with_snapshot<T>(body: impl FnOnce(&Snapshot) -> T) -> T {
+pub fn with_snapshot<T>(body: impl FnOnce(&RowSnapshot) -> T) -> T {
     // SAFETY: inside a transaction. Both are undone in the reverse order, or by the end of the transaction.
     unsafe {
         let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
         pg_sys::PushActiveSnapshot(snapshot);
-        let value = body(&Snapshot(snapshot));
+        let value = body(&RowSnapshot(snapshot));
         pg_sys::PopActiveSnapshot();
         pg_sys::UnregisterSnapshot(snapshot);
         value
@@ -69,7 +69,7 @@ impl<'a> KeyScan<'a> {
         layout: &Layout,
         keys: &[&str],
         conditions: usize,
-        snapshot: &Snapshot,
+        snapshot: &RowSnapshot,
     ) -> Option<Self> {
         let relation = table.relation();
         // SAFETY: the table is open and locked, so its index cannot be dropped.

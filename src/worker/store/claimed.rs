@@ -4,7 +4,7 @@
 //! analyze have seen.
 
 use crate::pg::catalog;
-use crate::pg::key_scan::{Is, KeyScan, Snapshot, with_snapshot};
+use crate::pg::key_scan::{Is, KeyScan, RowSnapshot, with_snapshot};
 use crate::pg::spi::{SpiClient, SpiResult};
 use crate::pg::table::{Table, Value};
 use crate::pg::text;
@@ -100,7 +100,7 @@ struct Leases {
 }
 
 fn claim(
-    snapshot: &Snapshot,
+    snapshot: &RowSnapshot,
     (outbox, events): (&Table, &Table),
     leases: &Leases,
     destination: &str,
