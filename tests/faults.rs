@@ -202,6 +202,30 @@ fn rows_that_move_between_claim_and_settle_are_settled_too() {
     judge(&sent, &arrived(&stage.all())).assert_perfect();
 }
 
+/// Rows that were claimed at the end of a table that has fewer pages when they are settled.
+#[test]
+fn a_table_that_shrinks_between_claim_and_settle_fails_no_settle() {
+    let broker = Broker::start();
+    let (exchange, queue) = exchange_and_queue(&broker);
+    let cluster = outbox_cluster(&broker, &exchange);
+    let publish = "select outbox_publish('T', '{}', 'a', g::text) from generate_series(1, 500) g";
+    cluster.exec(DB, publish);
+    wait_published(&cluster, 500);
+    broker.stop_confirming(&queue);
+    let offset = cluster.log_offset();
+    cluster.exec(DB, publish);
+    let claimed = "select count(*) = 500 and bool_and(claim_token is not null) from outbox";
+    wait_true(&cluster, "the messages to be claimed", claimed);
+    let size = || cluster.query_one::<i64>(DB, "select pg_relation_size('outbox')");
+    let before = size();
+    cluster.exec(DB, "vacuum full outbox");
+    assert!(size() < before, "the table still has {before} bytes");
+    broker.confirm_again(&queue);
+    wait_published(&cluster, 1000);
+    let log = cluster.log();
+    assert!(!log[offset..].contains("could not read block"), "{log}");
+}
+
 #[test]
 fn events_deleted_by_hand_block_no_other_message() {
     let cluster = Stage::new(&[]).cluster;

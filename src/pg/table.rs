@@ -490,7 +490,9 @@ impl Table {
             let (mut values, mut nulls) = (Vec::with_capacity(columns), Vec::with_capacity(columns));
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
             let command = pg_sys::GetCurrentCommandId(true);
-            for (index, place) in places.iter().enumerate() {
+            // VACUUM FULL may have left fewer pages than there were when a row was found.
+            let pages = pg_sys::RelationGetNumberOfBlocksInFork(self.relation, pg_sys::ForkNumber::MAIN_FORKNUM);
+            for (index, place) in places.iter().enumerate().filter(|(_, place)| place.block < pages) {
                 let mut tuple = pg_sys::HeapTupleData {
                     t_self: tid(*place),
                     ..Default::default()
