@@ -282,6 +282,13 @@ fn kills_of_worker_and_postmaster_under_load_lose_and_reorder_nothing() {
 
 #[test]
 fn kills_that_undo_asynchronous_commits_deliver_no_message_of_those_commits() {
+    // On a busy machine a worker may flush every commit before a kill, so that none is undone.
+    let proved = (0..4).any(|_| undone_by_kills() > 0);
+    assert!(proved, "the crashes undid no commit, so the test proved nothing");
+}
+
+/// Judges what arrived. Returns the number of commits that the kills have undone.
+fn undone_by_kills() -> usize {
     let (cluster, faults, sent, arrived) = killed_under_load(false);
     let survived = as_survived(&cluster, &sent);
     // Transactions of unknown outcome are not counted; they may have survived.
@@ -294,7 +301,7 @@ fn kills_that_undo_asynchronous_commits_deliver_no_message_of_those_commits() {
         verdict.doubled.len()
     );
     faults.assert_explain(&verdict, &messages(&cluster));
-    assert!(undone > 0, "the crashes undid no commit, so the test proved nothing");
+    undone
 }
 
 /// Workers crash six times, each time with messages of two destinations in flight.
