@@ -138,7 +138,7 @@ fn made(pointer: &Pointer, event: &Event, transport: TransportKind, format: Form
             ..Statics::default()
         },
     };
-    publication(1, pointer, event, &route).unwrap_or_else(|refusal| panic!("{refusal}: {event:?}"))
+    publication(1, pointer, event.clone(), &route).unwrap_or_else(|refusal| panic!("{refusal}: {event:?}"))
 }
 
 /// A message in the JSON form that read.py reads.

@@ -64,10 +64,10 @@ pub struct KeyScan<'a> {
 impl<'a> KeyScan<'a> {
     /// Begins a scan with this number of conditions at each [`find`](Self::find). [`Table::has`] must be true for the
     /// table. None: its primary key does not begin with these columns.
-    pub fn begin(
+    pub fn begin<const N: usize>(
         table: &'a Table,
         layout: &Layout,
-        keys: &[&str],
+        keys: [&str; N],
         conditions: usize,
         snapshot: &RowSnapshot,
     ) -> Option<Self> {
@@ -81,8 +81,8 @@ impl<'a> KeyScan<'a> {
             let index = pg_sys::index_open(key, pg_sys::AccessShareLock as i32);
             let described = &*(*index).rd_index;
             let of_key = described.indkey.values.as_slice(described.indnkeyatts as usize);
-            let expected: Vec<i16> = keys.iter().filter_map(|name| table.attribute(layout, name)).collect();
-            if expected.len() != keys.len() || !of_key.starts_with(&expected) {
+            let expected = table.attributes(layout, keys);
+            if expected.is_none_or(|expected| !of_key.starts_with(&expected)) {
                 pg_sys::index_close(index, pg_sys::NoLock as i32);
                 return None;
             }

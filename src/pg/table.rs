@@ -148,6 +148,9 @@ pub struct Row<'a> {
 /// once, their index entries then point nowhere.
 const WHOLE_BYTES_MAX: u32 = 1500;
 
+/// The most rows that core is given at once: those of two pages or more.
+const ROWS_AT_ONCE: usize = 250;
+
 thread_local! {
     /// The tables that had their layout at the last check.
     static KNOWN: RefCell<HashMap<u32, Option<Rc<Known>>>> = RefCell::default();
@@ -190,10 +193,14 @@ impl Table {
         self.relation
     }
 
-    /// The number of the column with this name in the layout.
-    pub(super) fn attribute(&self, layout: &Layout, name: &str) -> Option<i16> {
-        let number = layout.columns.iter().position(|column| column.name == name)?;
-        self.known(|known| known.columns.get(number).map(|(index, _)| *index as i16 + 1))
+    /// The numbers of the columns with these names in the layout. [`has`](Self::has) must be true for the table.
+    pub fn attributes<const N: usize>(&self, layout: &Layout, names: [&str; N]) -> Option<[i16; N]> {
+        let mut numbers = [0; N];
+        for (number, name) in numbers.iter_mut().zip(names) {
+            let place = layout.columns.iter().position(|column| column.name == name)?;
+            *number = self.known(|known| known.columns.get(place).map(|(index, _)| *index as i16 + 1))?;
+        }
+        Some(numbers)
     }
 
     /// Puts the columns of a row into the order of the layout. `attribute` returns the value at an index of the row.
@@ -453,25 +460,31 @@ impl Table {
         // SAFETY: rows of this table: see `form`. Core uses the functions for its catalogs. A slot has no other owner.
         unsafe {
             let indexes = pg_sys::CatalogOpenIndexes(self.relation);
-            let mut slots = Vec::with_capacity(rows.len());
-            for NewRow(tuple) in rows {
-                let stays_whole = (**tuple).t_len <= WHOLE_BYTES_MAX
-                    && u32::from((*(**tuple).t_data).t_infomask) & pg_sys::HEAP_HASEXTERNAL == 0;
-                if !stays_whole {
-                    pg_sys::CatalogTupleInsertWithInfo(self.relation, *tuple, indexes);
-                    continue;
+            // The resource owner counts the slots of a table's own descriptor, and each takes longer than the one before.
+            let descriptor = pg_sys::CreateTupleDescCopy((*self.relation).rd_att);
+            let mut slots = Vec::new();
+            for rows in rows.chunks(ROWS_AT_ONCE) {
+                let mut count = 0;
+                for NewRow(tuple) in rows {
+                    let stays_whole = (**tuple).t_len <= WHOLE_BYTES_MAX
+                        && u32::from((*(**tuple).t_data).t_infomask) & pg_sys::HEAP_HASEXTERNAL == 0;
+                    if !stays_whole {
+                        pg_sys::CatalogTupleInsertWithInfo(self.relation, *tuple, indexes);
+                        continue;
+                    }
+                    if count == slots.len() {
+                        let of_heap = &raw const pg_sys::TTSOpsHeapTuple;
+                        slots.push(pg_sys::MakeSingleTupleTableSlot(descriptor, of_heap));
+                    }
+                    pg_sys::ExecStoreHeapTuple(*tuple, slots[count], false);
+                    count += 1;
                 }
-                let slot =
-                    pg_sys::MakeSingleTupleTableSlot((*self.relation).rd_att, &raw const pg_sys::TTSOpsHeapTuple);
-                slots.push(pg_sys::ExecStoreHeapTuple(*tuple, slot, false));
+                if count > 0 {
+                    let (slots, count) = (slots.as_mut_ptr(), count as i32);
+                    pg_sys::CatalogTuplesMultiInsertWithInfo(self.relation, slots, count, indexes);
+                }
             }
-            if !slots.is_empty() {
-                let count = slots.len() as i32;
-                pg_sys::CatalogTuplesMultiInsertWithInfo(self.relation, slots.as_mut_ptr(), count, indexes);
-            }
-            slots
-                .into_iter()
-                .for_each(|slot| pg_sys::ExecDropSingleTupleTableSlot(slot));
+            (slots.into_iter()).for_each(|slot| pg_sys::ExecDropSingleTupleTableSlot(slot));
             pg_sys::CatalogCloseIndexes(indexes);
             pg_sys::CommandCounterIncrement();
         }
@@ -521,18 +534,13 @@ impl Table {
         deleted
     }
 
-    /// Changes columns of the row at this place, each given by its name. [`is`](Self::is) must be true for the table, and the
-    /// row must meet its check constraints. Waits for a transaction that has locked the row. Returns where the new version of
-    /// the row is. None: the snapshot sees no row there, or another transaction has changed it since.
-    pub fn update(&self, at: RowId, layout: &Layout, changes: &[(&str, Value)]) -> Option<RowId> {
-        let columns = changes
-            .iter()
-            .map(|(name, _)| self.attribute(layout, name).map(i32::from));
-        let mut columns = columns.collect::<Option<Vec<_>>>()?;
-        let mut values: Vec<_> = changes.iter().map(|(_, value)| value.datum()).collect();
-        let mut nulls: Vec<_> = (changes.iter())
-            .map(|(_, value)| matches!(value, Value::Null))
-            .collect();
+    /// Changes columns of the row at this place, each with its number from [`attributes`](Self::attributes).
+    /// [`is`](Self::is) must be true for the table, and the row must meet its check constraints. Waits for a transaction that
+    /// has locked the row. Returns where the new version of the row is. None: the snapshot sees no row there, or another
+    /// transaction has changed it since.
+    pub fn update<const N: usize>(&self, at: RowId, columns: [i16; N], row: [Value; N]) -> Option<RowId> {
+        let mut columns = columns.map(i32::from);
+        let (mut values, mut nulls) = (row.map(Value::datum), row.map(|value| matches!(value, Value::Null)));
         // SAFETY: one value for each column, of its type: see `is`. The old version is read while its page is pinned.
         unsafe {
             let mut old = pg_sys::HeapTupleData {
@@ -546,7 +554,7 @@ impl Table {
             let new = pg_sys::heap_modify_tuple_by_cols(
                 &mut old,
                 (*self.relation).rd_att,
-                columns.len() as i32,
+                N as i32,
                 columns.as_mut_ptr(),
                 values.as_mut_ptr(),
                 nulls.as_mut_ptr(),

@@ -121,7 +121,7 @@ impl Inserted {
         let (table, tid, enqueued_at_us) = self.at?;
         let pointer = Pointer {
             seq: self.seq,
-            destination: destination.to_owned(),
+            destination: destination.into(),
             partition: self.partition,
             key,
             attempts: 0,

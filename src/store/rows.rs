@@ -10,7 +10,7 @@ use crate::pg::text::Unreadable;
 use outbox_core::event::{self, COLUMNS, Event};
 use outbox_core::message::Pointer;
 use outbox_core::partition::Partition;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 /// The columns of outbox_events.
 pub static EVENT: LazyLock<Layout> = LazyLock::new(|| {
@@ -105,10 +105,10 @@ pub fn key(row: &Row) -> Result<Option<String>, Unreadable> {
 }
 
 /// The columns of a row of outbox but those that a claim changes, and the key.
-pub fn pointer(row: &Row, destination: &str, partition: Partition) -> Pointer {
+pub fn pointer(row: &Row, destination: &Arc<str>, partition: Partition) -> Pointer {
     Pointer {
         seq: row.int8(1).unwrap_or_default(),
-        destination: destination.to_owned(),
+        destination: Arc::clone(destination),
         partition,
         key: None,
         attempts: row.int4(5).unwrap_or_default(),
@@ -144,7 +144,10 @@ impl event::EventRow for StoredEvent<'_> {
         let (column, number) = (COLUMNS.get(self.next), self.next + 2);
         self.next += 1;
         match column.map(|column| column.kind) {
-            Some(event::ColumnKind::Id) => Ok(self.row.uuid(number).map(|id| id.to_string())),
+            Some(event::ColumnKind::Id) => Ok(self
+                .row
+                .uuid(number)
+                .map(|id| uuid::Uuid::from_bytes(*id.as_bytes()).to_string())),
             Some(event::ColumnKind::Short | event::ColumnKind::Long) => self.row.text_or_why_not(number),
             Some(event::ColumnKind::Json) => self.row.jsonb(number).map(|json| json.to_text()).transpose(),
             None => Ok(self.row.int8(COLUMNS.len() + 2).and_then(in_utc)),

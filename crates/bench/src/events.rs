@@ -89,7 +89,7 @@ impl EventMaker {
             template: &self.template,
             statics: &self.statics,
         };
-        envelope::publication(0, &pointer, &event, &route).expect("an event that can be sent")
+        envelope::publication(0, &pointer, event, &route).expect("an event that can be sent")
     }
 }
 

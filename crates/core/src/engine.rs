@@ -90,7 +90,7 @@ pub struct Engine {
     read_limits: ReadLimits,
     /// Messages whose disposition is not decided yet: parked, ready, with the publisher, or answered and waiting for an
     /// earlier message of their key.
-    messages: HashMap<MessageHandle, ClaimedMessage>,
+    messages: foldhash::HashMap<MessageHandle, ClaimedMessage>,
     /// Messages that may be published, in this order, and are not handed over yet.
     ready: VecDeque<MessageHandle>,
     /// Messages that may be published and failed alone before. They let others go first.
@@ -142,7 +142,7 @@ impl Engine {
             rewinds: HashMap::new(),
             key_order: KeyOrder::default(),
             read_limits: ReadLimits::default(),
-            messages: HashMap::new(),
+            messages: foldhash::HashMap::default(),
             ready: VecDeque::new(),
             aside: Vec::new(),
             with_publisher: WithPublisher::default(),

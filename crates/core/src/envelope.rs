@@ -27,14 +27,19 @@ pub const CONTENT_TYPE: &str = "application/json";
 ///
 /// # Errors [`Refusal`] if a JSON column is not JSON, or if a value exceeds a limit of the transport or the format. A
 /// retry cannot help.
-pub fn publication(handle: u64, pointer: &Pointer, event: &Event, route: &Route<'_>) -> Result<Publication, Refusal> {
+pub fn publication(
+    handle: u64,
+    pointer: &Pointer,
+    mut event: Event,
+    route: &Route<'_>,
+) -> Result<Publication, Refusal> {
     check_short("event id", &event.id)?;
     check_short("event type", &event.kind)?;
     if let Some(correlation_id) = &event.correlation_id {
         check_short("correlation id", correlation_id)?;
     }
-    let own = own_headers(event)?;
-    let values = Values::new(pointer, event, &own);
+    let own = own_headers(&event)?;
+    let values = Values::new(pointer, &event, &own);
     let (exchange, routing_key) = match route.transport {
         TransportKind::Amqp => {
             check_short("exchange name", route.exchange)?;
@@ -43,42 +48,46 @@ pub fn publication(handle: u64, pointer: &Pointer, event: &Event, route: &Route<
         TransportKind::Http => (Text::default(), Text::default()),
     };
     let statics = route.statics;
+    // None: the body is the data, as it is.
     let (content_type, body, more) = match route.format {
-        Format::Envelope => (Text::Static(CONTENT_TYPE), envelope(event, values.key)?, Vec::new()),
+        Format::Envelope => {
+            let body = envelope(&event, values.key)?;
+            (Text::Static(CONTENT_TYPE), Some(body), Vec::new())
+        }
         Format::Payload => {
-            let (content_type, body) = match &event.body {
-                Some(body) => (body.content_type(), body.as_bytes()),
-                None => {
-                    if statics.content_type.is_none() {
-                        raw("payload", &event.payload)?;
-                    }
-                    (CONTENT_TYPE, event.payload.as_bytes())
-                }
-            };
+            if event.body.is_none() && statics.content_type.is_none() {
+                raw("payload", &event.payload)?;
+            }
+            let usual = event.body.as_ref().map_or(CONTENT_TYPE, Body::content_type);
             let given = statics.content_type.clone();
-            (given.unwrap_or(Text::Static(content_type)), body.to_vec(), Vec::new())
+            (given.unwrap_or(Text::Static(usual)), None, Vec::new())
         }
         Format::CloudEvents => {
-            let body = Attributes::of(&values, route)?.body(data(event)?)?;
-            (Text::Static(cloudevents::CONTENT_TYPE), body, Vec::new())
+            let body = Attributes::of(&values, route)?.body(data(&event)?)?;
+            (Text::Static(cloudevents::CONTENT_TYPE), Some(body), Vec::new())
         }
         Format::CloudEventsBinary => {
-            data(event)?;
+            data(&event)?;
             let attributes = Attributes::of(&values, route)?.headers(route.transport);
-            let body = (event.body.as_ref()).map_or(event.payload.as_bytes(), Body::as_bytes);
-            (Text::Static(CONTENT_TYPE), body.to_vec(), attributes)
+            (Text::Static(CONTENT_TYPE), None, attributes)
         }
     };
+    let headers = headers::all(pointer, &mut event, route, more, own)?;
+    let data = || match event.body {
+        Some(body) => body.into_bytes(),
+        None => event.payload.into_bytes(),
+    };
+    let body = body.unwrap_or_else(data);
     let properties = Properties {
-        message_id: event.id.clone(),
-        kind: Some(event.kind.clone()),
+        message_id: event.id,
+        kind: Some(event.kind),
         content_type,
         timestamp_s: u64::try_from(event.created_at_s).ok(),
         app_id: statics.app_id.clone(),
-        correlation_id: event.correlation_id.clone(),
+        correlation_id: event.correlation_id,
         expiration_ms: statics.expiration_ms,
         priority: statics.priority,
-        headers: headers::all(pointer, event, route, more, own)?,
+        headers,
     };
     Ok(Publication {
         handle,
@@ -478,7 +487,7 @@ mod tests {
             statics: &Statics::default(),
         };
         assert!(
-            publication(1, &pointer(), &event(), &route)
+            publication(1, &pointer(), event(), &route)
                 .unwrap_err()
                 .message
                 .contains("exchange")

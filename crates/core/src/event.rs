@@ -203,6 +203,13 @@ impl Body {
         }
     }
 
+    pub fn into_bytes(self) -> Vec<u8> {
+        match self {
+            Self::Json(text) | Self::Text(text) => text.into_bytes(),
+            Self::Bytes(bytes) => bytes,
+        }
+    }
+
     /// Unless its destination has another one.
     pub fn content_type(&self) -> &'static str {
         match self {

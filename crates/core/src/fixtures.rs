@@ -74,7 +74,7 @@ pub(crate) fn made(
         template: &Template::parse("{aggregate_type}.{operation}").unwrap(),
         statics,
     };
-    publication(9, pointer, event, &route)
+    publication(9, pointer, event.clone(), &route)
 }
 
 pub(crate) fn text(value: &str) -> HeaderValue {

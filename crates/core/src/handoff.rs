@@ -35,7 +35,7 @@ pub fn unpack(mut bytes: &[u8]) -> Option<(Pointer, Event)> {
     let enqueued_at_us = number(from)?;
     let pointer = Pointer {
         seq,
-        destination: text(from)??,
+        destination: text(from)??.into(),
         partition,
         key: text(from)?,
         attempts: 0,
@@ -120,7 +120,7 @@ mod tests {
         };
         let pointer = Pointer {
             seq: numbers[0],
-            destination: some(12),
+            destination: some(12).into(),
             partition: Partition::new(i64::from(partition)).expect("in range"),
             key: text(13),
             attempts: 0,

@@ -42,28 +42,30 @@ pub fn check_headers(json: &str) -> Result<(), Refusal> {
 }
 
 /// All headers, each name once: those of outbox, `more` of its format, those of the destination, and the remaining
-/// `own` ones of the user.
+/// `own` ones of the user. Takes texts that only headers have out of the event.
 pub(crate) fn all(
     pointer: &Pointer,
-    event: &Event,
+    event: &mut Event,
     route: &Route<'_>,
     more: Vec<Header>,
     own: Vec<Header>,
 ) -> Result<Vec<Header>, Refusal> {
     let statics = &route.statics.headers;
-    let mut headers = Vec::with_capacity(13 + more.len() + statics.len() + own.len());
+    let mut of_destination = Vec::new();
+    for (name, template) in statics.iter() {
+        let rendered = template.render(&Values::new(pointer, event, &own));
+        let value = rendered.map_err(|long| long.refusal(&format!("header {name}"), "the limit of its template"))?;
+        if !value.is_empty() {
+            of_destination.push((name.clone(), HeaderValue::Text(value)));
+        }
+    }
+    let mut headers = Vec::with_capacity(13 + more.len() + of_destination.len() + own.len());
     match route.transport {
         TransportKind::Amqp => push_amqp(&mut headers, pointer, event, route.format),
         TransportKind::Http => push_http(&mut headers, pointer, event, route),
     }
     headers.extend(more);
-    for (name, template) in statics.iter() {
-        let rendered = template.render(&Values::new(pointer, event, &own));
-        let value = rendered.map_err(|long| long.refusal(&format!("header {name}"), "the limit of its template"))?;
-        if !value.is_empty() {
-            headers.push((name.clone(), HeaderValue::Text(value)));
-        }
-    }
+    headers.extend(of_destination);
     let own = match route.transport {
         TransportKind::Amqp => own,
         TransportKind::Http => own_of_http(own)?,
@@ -84,18 +86,19 @@ pub(crate) fn all(
     Ok(headers)
 }
 
-fn push_amqp(headers: &mut Vec<Header>, pointer: &Pointer, event: &Event, format: Format) {
-    let as_it_is = |value: &str| Text::Owned(value.to_owned());
-    let mut push = |name, value| push_text(headers, name, value, as_it_is);
-    push("id", Some(&event.id));
-    push("aggregate_type", event.aggregate_type.as_deref());
-    push("aggregate_id", event.aggregate_id.as_deref());
+fn push_amqp(headers: &mut Vec<Header>, pointer: &Pointer, event: &mut Event, format: Format) {
+    let mut push = |name: &'static str, value: Option<String>| {
+        headers.extend(value.map(|value| (name.into(), HeaderValue::Text(value.into()))));
+    };
+    push("id", Some(event.id.clone()));
+    push("aggregate_type", event.aggregate_type.take());
+    push("aggregate_id", event.aggregate_id.take());
     if format == Format::Payload {
-        push("key", pointer.key.as_deref());
-        push("operation", event.operation.as_deref());
-        push("actor", event.actor.as_deref());
-        push("metadata", event.metadata.as_deref());
-        push("created_at", Some(&event.created_at));
+        push("key", pointer.key.clone());
+        push("operation", event.operation.take());
+        push("actor", event.actor.take());
+        push("metadata", event.metadata.take());
+        push("created_at", Some(std::mem::take(&mut event.created_at)));
     }
     push_delivery(
         headers,
@@ -106,7 +109,9 @@ fn push_amqp(headers: &mut Vec<Header>, pointer: &Pointer, event: &Event, format
 
 /// HTTP has only headers, so the properties of AMQP are here too.
 fn push_http(headers: &mut Vec<Header>, pointer: &Pointer, event: &Event, route: &Route<'_>) {
-    let mut push = |name, value| push_text(headers, name, value, percent_encoded);
+    let mut push = |name: &'static str, value: Option<&str>| {
+        headers.extend(value.map(|value| (name.into(), HeaderValue::Text(percent_encoded(value)))));
+    };
     push("outbox-id", Some(&event.id));
     push("outbox-type", Some(&event.kind));
     push("outbox-aggregate-type", event.aggregate_type.as_deref());
@@ -128,10 +133,6 @@ fn push_http(headers: &mut Vec<Header>, pointer: &Pointer, event: &Event, route:
         "outbox-replayed",
     ];
     push_delivery(headers, pointer, names);
-}
-
-fn push_text(headers: &mut Vec<Header>, name: &'static str, value: Option<&str>, form: impl Fn(&str) -> Text) {
-    headers.extend(value.map(|value| (name.into(), HeaderValue::Text(form(value)))));
 }
 
 /// What concerns the delivery and not the event. The last header is only there if the value is true.

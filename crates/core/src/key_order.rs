@@ -18,6 +18,7 @@ use crate::partition::Partition;
 use crate::settle::{Disposition, Ordering};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// The number that a worker gives to one claimed message. It is unique within the worker's destination and grows.
 pub type MessageHandle = u64;
@@ -26,7 +27,7 @@ pub type MessageHandle = u64;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OrderedKey {
     pub partition: Partition,
-    pub destination: String,
+    pub destination: Arc<str>,
     /// None = the unit is the whole partition.
     pub key: Option<String>,
 }
@@ -179,9 +180,9 @@ impl Tracked {
 /// take no memory.
 #[derive(Debug, Default)]
 pub struct KeyOrder {
-    keys: HashMap<Rc<OrderedKey>, Tracked>,
+    keys: foldhash::HashMap<Rc<OrderedKey>, Tracked>,
     /// The messages of all runs, with their keys.
-    sent: HashMap<MessageHandle, Rc<OrderedKey>>,
+    sent: foldhash::HashMap<MessageHandle, Rc<OrderedKey>>,
     /// The number of parked messages of all keys.
     parked: usize,
     /// Whether a key may be draining. False saves a walk over all keys.

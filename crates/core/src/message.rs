@@ -4,6 +4,7 @@
 //! This module knows neither Postgres nor AMQP: both sides of the bounded queues between the threads use these types.
 
 use std::fmt;
+use std::sync::Arc;
 
 pub use crate::event::{Body, Event};
 use crate::partition::Partition;
@@ -116,7 +117,7 @@ pub struct Pointer {
     /// Position of the event in its source.
     pub seq: i64,
     /// Name of the destination.
-    pub destination: String,
+    pub destination: Arc<str>,
     /// The partition of the key; below the database's partition count.
     pub partition: Partition,
     /// The key of its order; None is an unordered message.

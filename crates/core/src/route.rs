@@ -82,10 +82,6 @@ impl StaticHeaders {
     pub(crate) fn iter(&self) -> impl Iterator<Item = &(Text, Template)> {
         self.0.iter()
     }
-
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
-    }
 }
 
 impl Statics {

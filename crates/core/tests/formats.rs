@@ -63,7 +63,7 @@ fn made(transport: TransportKind, format: Format) -> Publication {
         template: &Template::parse("{aggregate_type}.{operation}").expect("a template"),
         statics: &statics,
     };
-    publication(1, &pointer, &event(), &route).expect("a message")
+    publication(1, &pointer, event(), &route).expect("a message")
 }
 
 /// As a person would write it: properties, headers, an empty line, the body.

@@ -700,7 +700,7 @@ pub fn give_up(runtime: &impl Runtime, arrived: Vec<(SlotId, Claimed)>) {
 }
 
 /// Returns the function that makes a publication of a message and its event.
-fn maker(route: Route<'_>) -> impl Fn(MessageHandle, &Pointer, &Event) -> Result<Publication, String> {
+fn maker(route: Route<'_>) -> impl Fn(MessageHandle, &Pointer, Event) -> Result<Publication, String> {
     move |handle, pointer, event| {
         outbox_core::envelope::publication(handle, pointer, event, &route).map_err(|refusal| refusal.to_string())
     }

@@ -10,6 +10,7 @@ use outbox_core::message::{Outcome, Pointer};
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Blocks, Ending};
 use outbox_transport::target::{Kind, split};
+use std::sync::Arc;
 
 /// The most due messages that one transaction brings back.
 const DUE_ROWS: i32 = 1000;
@@ -275,11 +276,12 @@ impl<D: Db> WorkerProtocol<D> {
 
     fn claimed(&self, function: &'static str, destination: &str, args: &[Arg]) -> Result<ClaimedBatch, D::Error> {
         let (mut batch, mut wal_position) = (Batch::default(), 0);
+        let destination = destination.into();
         self.db.run(Statement::Claim(function), args, |row| {
             match (row.number(column::SEQ)?, row.text(column::REMARK)?) {
                 (Some(seq), remark) => {
                     wal_position = wal_position.max(row.count(column::WAL_POSITION)? as u64);
-                    batch.rows.push(claimed(row, seq, destination, remark)?);
+                    batch.rows.push(claimed(row, seq, &destination, remark)?);
                 }
                 (None, Some(remark)) if remark == "cut" => batch.cut = true,
                 (None, Some(remark)) if remark == "missed" => batch.missed = true,
@@ -330,7 +332,7 @@ impl<D: Db> WorkerProtocol<D> {
             Ok(BlockedKey {
                 key: OrderedKey {
                     partition: row.partition(0)?,
-                    destination: row.name(1)?,
+                    destination: row.name(1)?.into(),
                     key: row.text(2)?,
                 },
                 blocker: row.number(3)?,
@@ -423,7 +425,7 @@ fn keys(batch: &[Settlement]) -> (Arg<'_>, Arg<'_>, Arg<'_>) {
     let pointers = || batch.iter().map(|settlement| &settlement.pointer);
     (
         bigints(pointers().map(|pointer| pointer.seq)),
-        Arg::Texts(pointers().map(|pointer| Some(pointer.destination.as_str())).collect()),
+        Arg::Texts(pointers().map(|pointer| Some(&*pointer.destination)).collect()),
         Arg::SmallInts(Some(pointers().map(|pointer| pointer.partition.as_i16()).collect())),
     )
 }
@@ -448,11 +450,16 @@ pub mod column {
 
 /// Decodes a claimed message. If its texts cannot be read, only this message becomes a dead letter: the others of its claim
 /// continue. `remark`: why they cannot.
-fn claimed<R: ResultRow>(row: &R, seq: i64, destination: &str, remark: Option<String>) -> Result<Claimed, R::Error> {
+fn claimed<R: ResultRow>(
+    row: &R,
+    seq: i64,
+    destination: &Arc<str>,
+    remark: Option<String>,
+) -> Result<Claimed, R::Error> {
     let key = readable::<_, R>(row.text(column::KEY))?;
     let pointer = Pointer {
         seq,
-        destination: destination.to_owned(),
+        destination: Arc::clone(destination),
         partition: row.partition(column::PARTITION)?,
         // Without a key, no message waits for this one, and this one waits for none.
         key: key.clone().ok().flatten(),

@@ -17,6 +17,7 @@ use outbox_worker::protocol::{self, ClaimedBatch};
 use pgrx::spi::quote_identifier;
 use pgrx::{PgBuiltInOids, PgOid};
 use std::collections::HashSet;
+use std::sync::Arc;
 
 pub struct ClaimedRows {
     outbox: u32,
@@ -106,10 +107,13 @@ fn claim(
     destination: &str,
     lanes: &[Lane],
 ) -> SpiResult<Option<ClaimedBatch>> {
-    let Some(mut by_lane) = KeyScan::begin(outbox, &MESSAGE, &["destination", "partition", "seq"], 4, snapshot) else {
+    let Some(marks) = outbox.attributes(&MESSAGE, ["claim_token", "crashes"]) else {
         return Ok(None);
     };
-    let Some(mut by_seq) = KeyScan::begin(events, &EVENT, &["seq"], 1, snapshot) else {
+    let Some(mut by_lane) = KeyScan::begin(outbox, &MESSAGE, ["destination", "partition", "seq"], 4, snapshot) else {
+        return Ok(None);
+    };
+    let Some(mut by_seq) = KeyScan::begin(events, &EVENT, ["seq"], 1, snapshot) else {
         by_lane.end();
         return Ok(None);
     };
@@ -117,12 +121,12 @@ fn claim(
     claimed.batch.is_paused = leases.is_paused;
     if !leases.is_paused {
         let mine = |lane: &&Lane| leases.held.contains(&(Some(lane.partition.as_i16()), Some(lane.epoch)));
-        let mut found = Vec::new();
+        let (destination, mut found) = (destination.into(), Vec::new());
         for lane in lanes.iter().filter(mine) {
-            find(&mut by_lane, destination, lane, &mut found);
+            find(&mut by_lane, &destination, lane, &mut found);
         }
         found.sort_unstable_by_key(|found| found.pointer.seq);
-        take(outbox, &mut by_seq, found, &mut claimed);
+        take(outbox, marks, &mut by_seq, found, &mut claimed);
     }
     by_seq.end();
     by_lane.end();
@@ -131,7 +135,7 @@ fn claim(
 
 /// Finds the next messages of a lane. A row that an earlier epoch claimed counts as unclaimed: the new owner of a lease
 /// takes over all unsettled rows.
-fn find(by_lane: &mut KeyScan, destination: &str, lane: &Lane, found: &mut Vec<Found>) {
+fn find(by_lane: &mut KeyScan, destination: &Arc<str>, lane: &Lane, found: &mut Vec<Found>) {
     let (raw, end) = (text::to_server(destination), found.len() + lane.limit as usize);
     by_lane.find(&[
         (1, Is::Text(&raw)),
@@ -163,8 +167,9 @@ fn find(by_lane: &mut KeyScan, destination: &str, lane: &Lane, found: &mut Vec<F
     }
 }
 
-/// Marks messages in the order of their seqs and reads their events, up to the limit of bytes.
-fn take(outbox: &Table, by_seq: &mut KeyScan, found: Vec<Found>, claimed: &mut ClaimedBatch) {
+/// Marks messages in the order of their seqs and reads their events, up to the limit of bytes. `marks`: the columns
+/// claim_token and crashes.
+fn take(outbox: &Table, marks: [i16; 2], by_seq: &mut KeyScan, found: Vec<Found>, claimed: &mut ClaimedBatch) {
     let mut bytes_before = 0;
     for Found {
         row_id,
@@ -182,11 +187,8 @@ fn take(outbox: &Table, by_seq: &mut KeyScan, found: Vec<Found>, claimed: &mut C
         let body_bytes = stored.as_ref().map_or(0, |(_, _, row)| rows::body_bytes(row));
         bytes_before += i64::from(body_bytes) + crash_weight(pointer.crashes);
         let crashes = i16::try_from(pointer.crashes).unwrap_or(i16::MAX);
-        let changes = [
-            ("claim_token", Value::Int8(pointer.lease_epoch)),
-            ("crashes", Value::Int2(crashes)),
-        ];
-        let Some(row_id) = outbox.update(row_id, &MESSAGE, &changes) else {
+        let values = [Value::Int8(pointer.lease_epoch), Value::Int2(crashes)];
+        let Some(row_id) = outbox.update(row_id, marks, values) else {
             claimed.batch.missed = true;
             continue;
         };

@@ -48,7 +48,7 @@ mod tests {
             row_id: RowId::default(),
             pointer: Pointer {
                 seq,
-                destination: String::new(),
+                destination: "".into(),
                 partition: Partition::new(0).unwrap(),
                 key: None,
                 attempts: 0,

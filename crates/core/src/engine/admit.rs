@@ -16,7 +16,7 @@ impl Engine {
         batch: Batch,
         rules: &Rules,
         open_transactions: &OpenTransactions,
-        make: &mut impl FnMut(MessageHandle, &Pointer, &Event) -> Result<Publication, String>,
+        make: &mut impl FnMut(MessageHandle, &Pointer, Event) -> Result<Publication, String>,
     ) {
         for claimed in batch.rows {
             let seq = claimed.pointer.seq;
@@ -52,7 +52,7 @@ impl Engine {
         &mut self,
         claimed: Claimed,
         rules: &Rules,
-        make: &mut impl FnMut(MessageHandle, &Pointer, &Event) -> Result<Publication, String>,
+        make: &mut impl FnMut(MessageHandle, &Pointer, Event) -> Result<Publication, String>,
     ) -> MessageHandle {
         let handle = self.next_handle;
         self.next_handle += 1;
@@ -67,7 +67,7 @@ impl Engine {
                 "{} workers crashed while it was in flight, the last of them with this message alone",
                 pointer.crashes
             ))),
-            Ok(event) => make(handle, &pointer, &event)
+            Ok(event) => make(handle, &pointer, event)
                 .map(|publication| Publication {
                     key: order,
                     ..publication

@@ -2,7 +2,7 @@
 //! the worker's main thread.
 
 use crate::key_order::MessageHandle;
-use std::collections::HashSet;
+use foldhash::HashSet;
 
 /// The outcomes that are expected from the publisher.
 #[derive(Default)]

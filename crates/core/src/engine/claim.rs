@@ -70,7 +70,7 @@ impl Engine {
         now_ms: u64,
         limit: u32,
         rules: &Rules,
-        make: impl FnMut(MessageHandle, &Pointer, &Event) -> Result<Publication, String>,
+        make: impl FnMut(MessageHandle, &Pointer, Event) -> Result<Publication, String>,
     ) -> Result<ClaimResult<T::Error>, T::Error> {
         let result = self.claim_rows(tables, memory, now_ms, limit, rules, make)?;
         self.take_turn();
@@ -84,7 +84,7 @@ impl Engine {
         now_ms: u64,
         limit: u32,
         rules: &Rules,
-        mut make: impl FnMut(MessageHandle, &Pointer, &Event) -> Result<Publication, String>,
+        mut make: impl FnMut(MessageHandle, &Pointer, Event) -> Result<Publication, String>,
     ) -> Result<ClaimResult<T::Error>, T::Error> {
         self.claims += 1;
         let mut result = ClaimResult::default();
@@ -287,7 +287,7 @@ impl Engine {
             return Ok(());
         }
         let mut found = tables.blocked_keys(&to_read)?;
-        found.retain(|found| found.key.destination == self.destination);
+        found.retain(|found| *found.key.destination == *self.destination);
         let scope: HashSet<Partition> = to_read.iter().copied().collect();
         let gone = self.find_blockers(&found, &scope, rules);
         found.retain(|found| found.key.key.is_some());
@@ -373,7 +373,7 @@ impl Engine {
         open_transactions: &OpenTransactions,
         mut room: u32,
         rules: &Rules,
-        make: &mut impl FnMut(MessageHandle, &Pointer, &Event) -> Result<Publication, String>,
+        make: &mut impl FnMut(MessageHandle, &Pointer, Event) -> Result<Publication, String>,
     ) -> Result<(), T::Error> {
         let draining = self.key_order.draining();
         self.drains = false;

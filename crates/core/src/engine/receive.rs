@@ -47,7 +47,7 @@ impl Engine {
         now_ms: u64,
         limit: usize,
         rules: &Rules,
-        mut make: impl FnMut(MessageHandle, &Pointer, &Event) -> Result<Publication, String>,
+        mut make: impl FnMut(MessageHandle, &Pointer, Event) -> Result<Publication, String>,
     ) -> usize {
         arrived.sort_unstable_by_key(|(_, claimed)| claimed.pointer.seq);
         let open_transactions = OpenTransactions {

@@ -172,7 +172,7 @@ pub(super) fn engine() -> Engine {
 
 /// Makes a claim. The message with the seq `broken` cannot be sent.
 pub(super) fn claim(engine: &mut Engine, script: &mut Script, shared: &Shared, now_ms: u64, broken: i64) {
-    let make = |handle, pointer: &Pointer, _: &Event| match pointer.seq == broken {
+    let make = |handle, pointer: &Pointer, _: Event| match pointer.seq == broken {
         true => Err("cannot be sent".to_owned()),
         false => Ok(publication(handle, pointer)),
     };
@@ -336,7 +336,7 @@ fn without_ordering_a_failed_message_delays_no_other() {
         claims: vec![vec![1, 2, 3]],
         ..Script::default()
     };
-    let make = |handle, pointer: &Pointer, _: &Event| match pointer.seq {
+    let make = |handle, pointer: &Pointer, _: Event| match pointer.seq {
         2 => Err("cannot be sent".to_owned()),
         seq => Ok(Publication {
             handle,

@@ -143,7 +143,7 @@ fn publication_of(located: &LocatedMessage, event: &StoredEvent) -> Result<(Targ
     let row = &located.row;
     let pointer = Pointer {
         seq: row.seq,
-        destination: row.destination.clone(),
+        destination: row.destination.as_str().into(),
         partition: Partition::new(row.partition.into()).map_err(|_| "It has no partition.")?,
         key: row.key.clone(),
         attempts: row.attempts,
@@ -155,7 +155,7 @@ fn publication_of(located: &LocatedMessage, event: &StoredEvent) -> Result<(Targ
     };
     // Without a body: only a worker calls a function that makes it.
     let nothing = (Text::default(), Template::fixed(""));
-    let publication = publication(0, &pointer, &event.event, &target.route(&nothing));
+    let publication = publication(0, &pointer, event.event.clone(), &target.route(&nothing));
     let publication = publication.map_err(|refusal| format!("It cannot be sent: {}", refusal.message))?;
     Ok((target, publication))
 }

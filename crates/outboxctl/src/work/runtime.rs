@@ -276,9 +276,9 @@ impl outbox_worker::Runtime for WorkRuntime {
     fn confirmed(&self, pointer: &Pointer, at_us: i64) {
         let mut took_us = self.context.took_us.borrow_mut();
         let took = (at_us - pointer.enqueued_at_us).max(0);
-        match took_us.get_mut(&pointer.destination) {
+        match took_us.get_mut(&*pointer.destination) {
             Some(its) => its.push(took),
-            None => _ = took_us.insert(pointer.destination.clone(), vec![took]),
+            None => _ = took_us.insert(pointer.destination.to_string(), vec![took]),
         }
     }
 

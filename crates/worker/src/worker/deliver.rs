@@ -172,7 +172,7 @@ impl<R: Runtime> Worker<R> {
                 return;
             }
             let name = &self.destinations[index].name;
-            let is_its = |(_, claimed): &mut (SlotId, Claimed)| claimed.pointer.destination == *name;
+            let is_its = |(_, claimed): &mut (SlotId, Claimed)| *claimed.pointer.destination == **name;
             let arrived: Vec<(SlotId, Claimed)> = ready.extract_if(.., is_its).collect();
             if !arrived.is_empty() {
                 let (may_claim, count) = (self.may_claim(index), arrived.len());

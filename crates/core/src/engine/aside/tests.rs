@@ -193,7 +193,7 @@ impl World {
             settle(&mut self.engine, &mut self.table, now_ms, Portion::Full);
             self.due.note(self.engine.take_retry_at_ms());
             let limit = 1_u32.saturating_sub(self.engine.outstanding_there() as u32);
-            let make = |handle, pointer: &Pointer, _: &Event| Ok(publication(handle, pointer));
+            let make = |handle, pointer: &Pointer, _: Event| Ok(publication(handle, pointer));
             if let Some(low) = self.commits.0.take() {
                 self.engine.rewind(partition(), low);
             }
@@ -311,7 +311,7 @@ fn a_request_and_a_partition_that_leaves_wait_for_no_message_that_is_set_aside()
         let mut world = World::new(Ordering::Key, Sharing::Leases, Bounds::USUAL);
         (1..=3).for_each(|seq| world.commit(seq));
         world.run(6, |_| refused());
-        let make = |handle, pointer: &Pointer, _: &Event| Ok(publication(handle, pointer));
+        let make = |handle, pointer: &Pointer, _: Event| Ok(publication(handle, pointer));
         let now_ms = world.table.now_ms;
         settle(&mut world.engine, &mut world.table, now_ms, Portion::Full);
         world.due.note(world.engine.take_retry_at_ms());

@@ -192,7 +192,7 @@ fn engine() -> Engine {
 fn pass(engine: &mut Engine, table: &mut Table) -> Vec<(MessageHandle, i64, Option<String>)> {
     settle(engine, table, 0, Portion::Full);
     let (sessions, now_ms) = (Sessions(table.open.clone()), table.now_ms);
-    let make = |handle, pointer: &Pointer, _: &Event| {
+    let make = |handle, pointer: &Pointer, _: Event| {
         Ok(Publication {
             handle,
             exchange: "".into(),

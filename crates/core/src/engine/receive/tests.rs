@@ -85,12 +85,12 @@ fn claim(engine: &mut Engine, script: &mut Script, shared: &Shared, now_ms: u64)
     if let Some(low) = shared.rewind.take() {
         engine.rewind(partition(), low);
     }
-    let make = |handle, pointer: &Pointer, _: &Event| Ok(publication(handle, pointer));
+    let make = |handle, pointer: &Pointer, _: Event| Ok(publication(handle, pointer));
     let Ok(_) = with_tables(script, |tables| engine.claim(tables, shared, now_ms, 100, &RULES, make));
 }
 
 fn receive(engine: &mut Engine, shared: &Shared, now_ms: u64, limit: usize) -> usize {
-    let make = |handle, pointer: &Pointer, _: &Event| Ok(publication(handle, pointer));
+    let make = |handle, pointer: &Pointer, _: Event| Ok(publication(handle, pointer));
     engine.receive(shared, shared.take_ready(), now_ms, limit, &RULES, make)
 }
 

@@ -86,7 +86,7 @@ fn a_lane_waits_for_the_outcome_of_its_blocker() {
     let mut engine = engine();
     let mut script = Script::returning(vec![vec![1]]);
     script.blocker = Some(1);
-    let make = |handle, pointer: &_, _: &_| Ok(publication(handle, pointer));
+    let make = |handle, pointer: &_, _: _| Ok(publication(handle, pointer));
     // The first claim brings back messages that waited by their key.
     for now_ms in 0..2 {
         let Ok(_) = with_tables(&mut script, |tables| {
