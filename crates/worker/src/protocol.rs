@@ -456,13 +456,16 @@ fn claimed<R: ResultRow>(
     destination: &Arc<str>,
     remark: Option<String>,
 ) -> Result<Claimed, R::Error> {
-    let key = readable::<_, R>(row.text(column::KEY))?;
+    // Without a key, no message waits for this one, and this one waits for none.
+    let (key, is_readable) = match readable::<_, R>(row.text(column::KEY))? {
+        Ok(key) => (key, Ok(())),
+        Err(why) => (None, Err(why)),
+    };
     let pointer = Pointer {
         seq,
         destination: Arc::clone(destination),
         partition: row.partition(column::PARTITION)?,
-        // Without a key, no message waits for this one, and this one waits for none.
-        key: key.clone().ok().flatten(),
+        key,
         attempts: row.count(column::ATTEMPTS)? as i32,
         crashes: row.count(column::CRASHES)? as i32,
         lease_epoch: row.count(column::CLAIM_TOKEN)?,
@@ -477,7 +480,7 @@ fn claimed<R: ResultRow>(
     let event = readable::<_, R>(Event::read(seq, &mut columns))?;
     let row_id = row.row_id(column::TID)?;
     Ok(match remark {
-        None => with_event(row_id, pointer, key.map(drop), event),
+        None => with_event(row_id, pointer, is_readable, event),
         Some(reason) => Claimed {
             row_id,
             pointer,

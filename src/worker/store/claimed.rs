@@ -6,7 +6,7 @@
 use crate::pg::catalog;
 use crate::pg::key_scan::{Is, KeyScan, RowSnapshot, with_snapshot};
 use crate::pg::spi::{SpiClient, SpiResult};
-use crate::pg::table::{Table, Value};
+use crate::pg::table::{Row, Table, Value};
 use crate::pg::text;
 use crate::pg::txn::{Xid, commit_position};
 use crate::store::rows::{self, EVENT, MESSAGE};
@@ -30,8 +30,8 @@ struct Found {
     row_id: RowId,
     written_by: Xid,
     pointer: Pointer,
-    /// Why the key cannot be read.
-    key: Result<(), String>,
+    /// Whether its key can be read, or why not.
+    readable: Result<(), String>,
 }
 
 impl ClaimedRows {
@@ -113,9 +113,14 @@ fn claim(
     let Some(mut by_lane) = KeyScan::begin(outbox, &MESSAGE, ["destination", "partition", "seq"], 4, snapshot) else {
         return Ok(None);
     };
-    let Some(mut by_seq) = KeyScan::begin(events, &EVENT, ["seq"], 1, snapshot) else {
+    let Some(by_seq) = KeyScan::begin(events, &EVENT, ["seq"], 2, snapshot) else {
         by_lane.end();
         return Ok(None);
+    };
+    let mut events = Events {
+        by_seq,
+        run_end: i64::MIN,
+        at: None,
     };
     let mut claimed = ClaimedBatch::default();
     claimed.batch.is_paused = leases.is_paused;
@@ -126,9 +131,9 @@ fn claim(
             find(&mut by_lane, &destination, lane, &mut found);
         }
         found.sort_unstable_by_key(|found| found.pointer.seq);
-        take(outbox, marks, &mut by_seq, found, &mut claimed);
+        take(outbox, marks, &mut events, found, &mut claimed);
     }
-    by_seq.end();
+    events.by_seq.end();
     by_lane.end();
     Ok(Some(claimed))
 }
@@ -144,47 +149,55 @@ fn find(by_lane: &mut KeyScan, destination: &Arc<str>, lane: &Lane, found: &mut 
         (3, Is::AtMost(lane.read_limit)),
     ]);
     while found.len() < end
-        && let Some((row_id, written_by, row)) = by_lane.next()
+        && let Some(row) = by_lane.next()
     {
         let token = rows::claim_token(&row);
         if token == Some(lane.epoch) {
             continue;
         }
-        let key = rows::key(&row).map_err(|why| why.to_string());
+        // Without a key, no message waits for this one, and this one waits for none.
+        let (key, readable) = match rows::key(&row) {
+            Ok(key) => (key, Ok(())),
+            Err(why) => (None, Err(why.to_string())),
+        };
         let pointer = Pointer {
-            // Without a key, no message waits for this one, and this one waits for none.
-            key: key.clone().ok().flatten(),
+            key,
             crashes: rows::crashes(&row) + i32::from(token.is_some()),
             lease_epoch: lane.epoch,
             ..rows::pointer(&row, destination, lane.partition)
         };
+        let (row_id, written_by) = by_lane.place();
         found.push(Found {
             row_id,
             written_by,
             pointer,
-            key: key.map(drop),
+            readable,
         });
     }
 }
 
 /// Marks messages in the order of their seqs and reads their events, up to the limit of bytes. `marks`: the columns
 /// claim_token and crashes.
-fn take(outbox: &Table, marks: [i16; 2], by_seq: &mut KeyScan, found: Vec<Found>, claimed: &mut ClaimedBatch) {
+fn take(outbox: &Table, marks: [i16; 2], events: &mut Events, found: Vec<Found>, claimed: &mut ClaimedBatch) {
     let mut bytes_before = 0;
-    for Found {
-        row_id,
-        written_by,
-        pointer,
-        key,
-    } in found
-    {
+    let seq = |found: &Found| found.pointer.seq;
+    let runs = found.chunk_by(|one, next| seq(one) + 1 == seq(next));
+    let run_ends: Vec<_> = runs
+        .flat_map(|run| run.iter().map(|_| seq(&run[run.len() - 1])))
+        .collect();
+    for (found, run_end) in found.into_iter().zip(run_ends) {
+        let Found {
+            row_id,
+            written_by,
+            pointer,
+            readable,
+        } = found;
         if bytes_before >= CLAIM_BYTES_MAX as i64 {
             claimed.batch.cut = true;
             return;
         }
-        by_seq.find(&[(1, Is::Int8(pointer.seq))]);
-        let stored = by_seq.next();
-        let body_bytes = stored.as_ref().map_or(0, |(_, _, row)| rows::body_bytes(row));
+        let stored = events.find(pointer.seq, run_end);
+        let body_bytes = stored.as_ref().map_or(0, rows::body_bytes);
         bytes_before += i64::from(body_bytes) + crash_weight(pointer.crashes);
         let crashes = i16::try_from(pointer.crashes).unwrap_or(i16::MAX);
         let values = [Value::Int8(pointer.lease_epoch), Value::Int2(crashes)];
@@ -193,12 +206,36 @@ fn take(outbox: &Table, marks: [i16; 2], by_seq: &mut KeyScan, found: Vec<Found>
             continue;
         };
         claimed.wal_position = claimed.wal_position.max(commit_position(written_by));
-        let event = stored.map_or(Ok(Event::default()), |(_, _, row)| rows::event(&row, pointer.seq));
+        let event = stored.map_or(Ok(Event::default()), |row| rows::event(&row, pointer.seq));
         let event = event.map_err(|why| why.to_string());
         claimed
             .batch
             .rows
-            .push(protocol::with_event(row_id, pointer, key, event));
+            .push(protocol::with_event(row_id, pointer, readable, event));
+    }
+}
+
+/// Events by ascending seq. One scan reads a run of seqs without a gap: to find each costs more than to go on.
+struct Events<'a> {
+    by_seq: KeyScan<'a>,
+    /// The last seq of the run.
+    run_end: i64,
+    /// The seq of the row that was read last; None: the run has no more.
+    at: Option<i64>,
+}
+
+impl Events<'_> {
+    /// The event with this seq, which is in the run up to `run_end`.
+    fn find(&mut self, seq: i64, run_end: i64) -> Option<Row<'_>> {
+        if seq > self.run_end {
+            self.by_seq.find(&[(1, Is::AtLeast(seq)), (1, Is::AtMost(run_end))]);
+            self.run_end = run_end;
+            self.at = self.by_seq.next().map(|row| rows::seq(&row));
+        }
+        while self.at.is_some_and(|at| at < seq) {
+            self.at = self.by_seq.next().map(|row| rows::seq(&row));
+        }
+        (self.at == Some(seq)).then(|| self.by_seq.row())
     }
 }
 

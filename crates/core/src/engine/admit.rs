@@ -59,6 +59,7 @@ impl Engine {
         self.progress.claimed(handle);
         let Claimed { row_id, pointer, event } = claimed;
         self.may_expire |= pointer.expires_at_us.is_some();
+        self.may_have_crashed |= pointer.crashes > 0;
         let order = OrderedKey::name_of(&pointer, rules.ordering);
         let ordered = order.is_some() && self.sharing == Sharing::Leases;
         let unsendable = |reason| Outcome::Unsendable { reason };

@@ -88,6 +88,7 @@ impl Engine {
     ) -> Result<ClaimResult<T::Error>, T::Error> {
         self.claims += 1;
         let mut result = ClaimResult::default();
+        self.may_have_crashed &= !self.messages.is_empty();
         if self.has_poison_candidates(1) {
             return Ok(result);
         }

@@ -330,7 +330,8 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
     fn drain(&mut self) {
         self.is_silent &= !self.attempts.take_ready(&mut self.answers);
         let mut answers = Vec::with_capacity(self.answers.len());
-        for (seq, result) in std::mem::take(&mut self.answers) {
+        let mut ready = std::mem::take(&mut self.answers);
+        for (seq, result) in ready.drain(..) {
             match result {
                 Ok(Confirmation::Ack(carried)) => answers.push(answer(seq, true, carried)),
                 Ok(Confirmation::Nack(carried)) => answers.push(answer(seq, false, carried)),
@@ -338,6 +339,7 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
                 Err(error) => self.break_off(connect::specificity(&error), connect::fault(&error)),
             }
         }
+        self.answers = ready; // its memory is used again
         if answers.is_empty() {
             return;
         }
