@@ -28,13 +28,24 @@ pub fn with_snapshot<T>(body: impl FnOnce(&RowSnapshot) -> T) -> T {
 pub enum Is<'a> {
     /// This text, in the encoding of the database. The column compares bytes.
     Text(&'a [u8]),
+    TextAbove(&'a [u8]),
     Int2(i16),
+    Int2Above(i16),
     Above(i64),
     AtLeast(i64),
     AtMost(i64),
 }
 
 impl Is<'_> {
+    /// The scan key for the column with this number.
+    pub(super) fn scan_key(self, column: i16) -> pg_sys::ScanKeyData {
+        let (strategy, function, value) = self.parts();
+        let mut key = pg_sys::ScanKeyData::default();
+        // SAFETY: fills the key. The function compares values of the column's type, by the collation "C".
+        unsafe { pg_sys::ScanKeyInit(&mut key, column, strategy as u16, function.into(), value) };
+        key
+    }
+
     /// The strategy, the function and the value of the scan key.
     fn parts(self) -> (u32, u32, pg_sys::Datum) {
         let (equal, greater, at_least, at_most) = (
@@ -45,11 +56,35 @@ impl Is<'_> {
         );
         match self {
             Self::Text(bytes) => (equal, pg_sys::F_TEXTEQ, text::raw_to_datum(bytes)),
+            Self::TextAbove(bytes) => (greater, pg_sys::F_TEXT_GT, text::raw_to_datum(bytes)),
             Self::Int2(value) => (equal, pg_sys::F_INT2EQ, value.into()),
+            Self::Int2Above(value) => (greater, pg_sys::F_INT2GT, value.into()),
             Self::Above(value) => (greater, pg_sys::F_INT8GT, value.into()),
             Self::AtLeast(value) => (at_least, pg_sys::F_INT8GE, value.into()),
             Self::AtMost(value) => (at_most, pg_sys::F_INT8LE, value.into()),
         }
+    }
+}
+
+/// Opens the primary key of an open table. None: there is none, or it does not begin with these columns.
+///
+/// # Safety
+/// The table is locked.
+pub(super) unsafe fn open_primary_key(table: pg_sys::Relation, columns: &[i16]) -> Option<pg_sys::Relation> {
+    // SAFETY: promised by the caller: the index cannot be dropped.
+    unsafe {
+        let key = major::primary_key(table);
+        if key == pg_sys::InvalidOid {
+            return None;
+        }
+        let index = pg_sys::index_open(key, pg_sys::AccessShareLock as i32);
+        let described = &*(*index).rd_index;
+        let of_key = described.indkey.values.as_slice(described.indnkeyatts as usize);
+        if of_key.starts_with(columns) {
+            return Some(index);
+        }
+        pg_sys::index_close(index, pg_sys::NoLock as i32);
+        None
     }
 }
 
@@ -75,18 +110,7 @@ impl<'a> KeyScan<'a> {
         let relation = table.relation();
         // SAFETY: the table is open and locked, so its index cannot be dropped.
         unsafe {
-            let key = major::primary_key(relation);
-            if key == pg_sys::InvalidOid {
-                return None;
-            }
-            let index = pg_sys::index_open(key, pg_sys::AccessShareLock as i32);
-            let described = &*(*index).rd_index;
-            let of_key = described.indkey.values.as_slice(described.indnkeyatts as usize);
-            let expected = table.attributes(layout, keys);
-            if expected.is_none_or(|expected| !of_key.starts_with(&expected)) {
-                pg_sys::index_close(index, pg_sys::NoLock as i32);
-                return None;
-            }
+            let index = open_primary_key(relation, &table.attributes(layout, keys)?)?;
             Some(Self {
                 table,
                 index,
@@ -100,15 +124,7 @@ impl<'a> KeyScan<'a> {
 
     /// Goes before the first row that meets these conditions, each for a column with its place in the key, from one.
     pub fn find(&mut self, conditions: &[(i16, Is)]) {
-        let mut keys: Vec<_> = (conditions.iter())
-            .map(|(column, is)| {
-                let (strategy, function, value) = is.parts();
-                let mut key = pg_sys::ScanKeyData::default();
-                // SAFETY: fills the key. The function compares values of the column's type, by the collation "C".
-                unsafe { pg_sys::ScanKeyInit(&mut key, *column, strategy as u16, function.into(), value) };
-                key
-            })
-            .collect();
+        let mut keys: Vec<_> = (conditions.iter().map(|(place, is)| is.scan_key(*place))).collect();
         // SAFETY: as many keys as the scan was begun with; they are copied.
         unsafe { pg_sys::index_rescan(self.scan, keys.as_mut_ptr(), keys.len() as i32, std::ptr::null_mut(), 0) }
     }

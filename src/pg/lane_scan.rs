@@ -2,7 +2,8 @@
 //! primary key without a statement. Views call this often, so it must not cost a plan. Each probe takes a new snapshot,
 //! while a statement in a view would share the snapshot of the query around it.
 
-use super::{major, text};
+use super::key_scan::{Is, open_primary_key};
+use super::text;
 use pgrx::pg_sys;
 use std::ffi::CStr;
 
@@ -49,24 +50,16 @@ impl<const N: usize> KeyedTable<N> {
                 return None;
             }
             let columns = columns.map(|name| pg_sys::get_attnum(table.into(), name.as_ptr()));
-            let key = major::primary_key(relation);
-            if key == pg_sys::InvalidOid {
+            let has_columns = columns.iter().all(|column| *column > 0);
+            let index = (has_columns.then(|| open_primary_key(relation, &columns[..keys]))).flatten();
+            if index.is_none() {
                 pg_sys::relation_close(relation, pg_sys::NoLock as i32);
-                return None;
             }
-            let index = pg_sys::index_open(key, pg_sys::AccessShareLock as i32);
-            let described = (*index).rd_index;
-            let of_key = (*described).indkey.values.as_slice((*described).indnkeyatts as usize);
-            let keyed = Self {
+            Some(Self {
                 table: relation,
-                index,
+                index: index?,
                 columns,
-            };
-            if of_key.starts_with(&columns[..keys]) && columns.iter().all(|column| *column > 0) {
-                return Some(keyed);
-            }
-            keyed.close();
-            None
+            })
         }
     }
 
@@ -79,16 +72,12 @@ impl<const N: usize> KeyedTable<N> {
         }
     }
 
-    fn key(&self, column: usize, strategy: u32, function: u32, value: pg_sys::Datum) -> pg_sys::ScanKeyData {
-        let mut key = pg_sys::ScanKeyData::default();
-        // SAFETY: fills the key. The function compares values of the column's type, by the collation "C", which the
-        // columns have.
-        unsafe { pg_sys::ScanKeyInit(&mut key, self.columns[column], strategy as u16, function.into(), value) };
-        key
-    }
-
-    /// Reads rows in the order of the key. Returns the first result of `read` that is not None.
-    fn first<T>(&self, keys: &mut [pg_sys::ScanKeyData], read: impl Fn([pg_sys::Datum; N]) -> Option<T>) -> Option<T> {
+    /// Reads rows that meet these conditions, in the order of the key. Returns the first result of `read` that is not
+    /// None. Each condition is for a column by its place in `columns`.
+    fn first<T>(&self, conditions: &[(usize, Is)], read: impl Fn([pg_sys::Datum; N]) -> Option<T>) -> Option<T> {
+        // systable_beginscan_ordered() wants the numbers that the columns have in the table.
+        let keys = conditions.iter().map(|(column, is)| is.scan_key(self.columns[*column]));
+        let mut keys: Vec<_> = keys.collect();
         // SAFETY: both relations are open and the keys belong to them. A tuple is read while the scan holds it. The
         // columns are never NULL.
         unsafe {
@@ -130,40 +119,26 @@ impl OutboxLanes {
 
     /// The first row of a lane with a seq of at least `floor`.
     pub fn first(&self, destination: &str, partition: u16, floor: i64) -> Option<FirstRow> {
-        let mut keys = [
-            self.0.key(
-                0,
-                pg_sys::BTEqualStrategyNumber,
-                pg_sys::F_TEXTEQ,
-                text::to_datum(destination),
-            ),
-            self.partition(pg_sys::BTEqualStrategyNumber, pg_sys::F_INT2EQ, partition),
-            self.0
-                .key(2, pg_sys::BTGreaterEqualStrategyNumber, pg_sys::F_INT8GE, floor.into()),
-        ];
-        self.first_row(&mut keys)
+        let raw = text::to_server(destination);
+        self.first_row(&[
+            (0, Is::Text(&raw)),
+            (1, Is::Int2(partition as i16)),
+            (2, Is::AtLeast(floor)),
+        ])
     }
 
     /// The first row of the next lane after `before` that has rows; None = of the first lane.
     pub fn next(&self, before: Option<&FirstRow>) -> Option<FirstRow> {
         let Some(before) = before else {
-            return self.first_row(&mut []);
+            return self.first_row(&[]);
         };
-        let raw = || text::raw_to_datum(&before.raw);
-        let mut same = [
-            self.0.key(0, pg_sys::BTEqualStrategyNumber, pg_sys::F_TEXTEQ, raw()),
-            self.partition(pg_sys::BTGreaterStrategyNumber, pg_sys::F_INT2GT, before.partition),
-        ];
-        let mut other = [self.0.key(0, pg_sys::BTGreaterStrategyNumber, pg_sys::F_TEXT_GT, raw())];
-        self.first_row(&mut same).or_else(|| self.first_row(&mut other))
+        let partition = Is::Int2Above(before.partition as i16);
+        let same = self.first_row(&[(0, Is::Text(&before.raw)), (1, partition)]);
+        same.or_else(|| self.first_row(&[(0, Is::TextAbove(&before.raw))]))
     }
 
-    fn partition(&self, strategy: u32, function: u32, partition: u16) -> pg_sys::ScanKeyData {
-        self.0.key(1, strategy, function, (partition as i16).into())
-    }
-
-    fn first_row(&self, keys: &mut [pg_sys::ScanKeyData]) -> Option<FirstRow> {
-        self.0.first(keys, |[destination, partition, seq, enqueued_at]| {
+    fn first_row(&self, conditions: &[(usize, Is)]) -> Option<FirstRow> {
+        self.0.first(conditions, |[destination, partition, seq, enqueued_at]| {
             // SAFETY: a text, not NULL.
             let raw = unsafe { text::with_bytes(destination, |bytes| Ok(bytes.to_vec())) }.unwrap_or_default();
             Some(FirstRow {
@@ -181,9 +156,7 @@ impl OutboxLanes {
 /// None: there is none, or the table does not have the expected columns and key.
 pub fn first_dead(table: u32, blocks: bool, floor: i64) -> Option<i64> {
     let dead: KeyedTable<2> = KeyedTable::open(table, [c"seq", c"blocks"], 1)?;
-    let strategy = pg_sys::BTGreaterEqualStrategyNumber;
-    let mut keys = [dead.key(0, strategy, pg_sys::F_INT8GE, floor.into())];
-    let first = dead.first(&mut keys, |[seq, does_block]| {
+    let first = dead.first(&[(0, Is::AtLeast(floor))], |[seq, does_block]| {
         (!blocks || does_block.value() & 0xff != 0).then_some(seq.value() as i64)
     });
     dead.close();
