@@ -308,12 +308,18 @@ fn without_own(mut insert: Insert) -> Insert {
     insert
 }
 
-#[test]
-fn a_claim_brings_the_same_messages_with_and_without_a_statement() {
+/// A destination whose delivery is paused.
+fn paused() -> (Stage, Client) {
     let stage = Stage::new(&[]);
     let mut client = stage.connect(DB);
     client.run(SETUP);
     pause(&stage);
+    (stage, client)
+}
+
+#[test]
+fn a_claim_brings_the_same_messages_with_and_without_a_statement() {
+    let (stage, mut client) = paused();
     for seed in seeds(3) {
         let mut random = Random(Dice::new(seed));
         for _ in 0..100 {
@@ -376,10 +382,7 @@ fn a_claim_brings_the_same_messages_with_and_without_a_statement() {
 
 #[test]
 fn claimed_rows_that_do_not_fit_in_their_page_are_found_by_all_indexes() {
-    let stage = Stage::new(&[]);
-    let mut client = stage.connect(DB);
-    client.run(SETUP);
-    pause(&stage);
+    let (stage, mut client) = paused();
     client.run(
         "alter table outbox set (fillfactor = 100); create index on outbox (claim_token, seq) include (key);
          create index on outbox using brin (claim_token);

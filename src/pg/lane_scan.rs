@@ -50,14 +50,17 @@ impl<const N: usize> KeyedTable<N> {
                 return None;
             }
             let columns = columns.map(|name| pg_sys::get_attnum(table.into(), name.as_ptr()));
-            let has_columns = columns.iter().all(|column| *column > 0);
-            let index = (has_columns.then(|| open_primary_key(relation, &columns[..keys]))).flatten();
-            if index.is_none() {
+            let index = match columns.iter().all(|column| *column > 0) {
+                true => open_primary_key(relation, &columns[..keys]),
+                false => None,
+            };
+            let Some(index) = index else {
                 pg_sys::relation_close(relation, pg_sys::NoLock as i32);
-            }
+                return None;
+            };
             Some(Self {
                 table: relation,
-                index: index?,
+                index,
                 columns,
             })
         }

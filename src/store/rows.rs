@@ -6,7 +6,7 @@
 use crate::pg::clock::{since_1970, unix_seconds};
 
 use crate::pg::table::{Column, Filled, Kind, Layout, Row, Value, in_utc};
-use crate::pg::text::Unreadable;
+use crate::pg::text::{self, Unreadable};
 use outbox_core::event::{self, COLUMNS, Event};
 use outbox_core::message::Pointer;
 use outbox_core::partition::Partition;
@@ -149,10 +149,7 @@ impl event::EventRow for StoredEvent<'_> {
         let (column, number) = (COLUMNS.get(self.next), self.next + 2);
         self.next += 1;
         match column.map(|column| column.kind) {
-            Some(event::ColumnKind::Id) => Ok(self
-                .row
-                .uuid(number)
-                .map(|id| uuid::Uuid::from_bytes(*id.as_bytes()).to_string())),
+            Some(event::ColumnKind::Id) => Ok(self.row.uuid(number).map(text::of_uuid)),
             Some(event::ColumnKind::Short | event::ColumnKind::Long) => self.row.text_or_why_not(number),
             Some(event::ColumnKind::Json) => self.row.jsonb(number).map(|json| json.to_text()).transpose(),
             None => Ok(self.row.int8(COLUMNS.len() + 2).and_then(in_utc)),

@@ -73,11 +73,11 @@ pub fn publication(
         }
     };
     let headers = headers::all(pointer, &mut event, route, more, own)?;
-    let data = || match event.body {
-        Some(body) => body.into_bytes(),
-        None => event.payload.into_bytes(),
+    let body = match (body, event.body) {
+        (Some(body), _) => body,
+        (None, Some(data)) => data.into_bytes(),
+        (None, None) => event.payload.into_bytes(),
     };
-    let body = body.unwrap_or_else(data);
     let properties = Properties {
         message_id: event.id,
         kind: Some(event.kind),

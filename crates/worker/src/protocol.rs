@@ -456,16 +456,12 @@ fn claimed<R: ResultRow>(
     destination: &Arc<str>,
     remark: Option<String>,
 ) -> Result<Claimed, R::Error> {
-    // Without a key, no message waits for this one, and this one waits for none.
-    let (key, is_readable) = match readable::<_, R>(row.text(column::KEY))? {
-        Ok(key) => (key, Ok(())),
-        Err(why) => (None, Err(why)),
-    };
+    let key = readable::<_, R>(row.text(column::KEY))?;
     let pointer = Pointer {
         seq,
         destination: Arc::clone(destination),
         partition: row.partition(column::PARTITION)?,
-        key,
+        key: None,
         attempts: row.count(column::ATTEMPTS)? as i32,
         crashes: row.count(column::CRASHES)? as i32,
         lease_epoch: row.count(column::CLAIM_TOKEN)?,
@@ -478,24 +474,35 @@ fn claimed<R: ResultRow>(
         next: column::EVENT,
     };
     let event = readable::<_, R>(Event::read(seq, &mut columns))?;
-    let row_id = row.row_id(column::TID)?;
+    let claimed = with_event(row.row_id(column::TID)?, pointer, key, event);
     Ok(match remark {
-        None => with_event(row_id, pointer, is_readable, event),
+        None => claimed,
         Some(reason) => Claimed {
-            row_id,
-            pointer,
             event: Err(Outcome::Unsendable { reason }),
+            ..claimed
         },
     })
 }
 
-/// A claimed message with its event, or why its key or event cannot be read. An event without an id is not in the event store.
-pub fn with_event(row_id: RowId, pointer: Pointer, key: Result<(), String>, event: Result<Event, String>) -> Claimed {
-    let event = match (key, event) {
+/// A claimed message with its key and its event, or why one of them cannot be read. An event without an id is not in the
+/// event store.
+pub fn with_event(
+    row_id: RowId,
+    pointer: Pointer,
+    key: Result<Option<String>, String>,
+    event: Result<Event, String>,
+) -> Claimed {
+    // Without a key, no message waits for this one, and this one waits for none.
+    let (key, is_readable) = match key {
+        Ok(key) => (key, Ok(())),
+        Err(why) => (None, Err(why)),
+    };
+    let pointer = Pointer { key, ..pointer };
+    let event = match (is_readable, event) {
         (Ok(()), Ok(event)) if event.id.is_empty() => {
             Err(format!("the event store has no event with seq {}", pointer.seq))
         }
-        (key, event) => sendable(key, event),
+        (is_readable, event) => sendable(is_readable, event),
     };
     Claimed {
         row_id,

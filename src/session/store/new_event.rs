@@ -5,6 +5,7 @@ use crate::config::Context;
 use crate::error::{UserError, invalid};
 use crate::pg::args::{Args, Jsonb};
 use crate::pg::table::Value;
+use crate::pg::text;
 use outbox_core::change::Change;
 use outbox_core::event::{self, COLUMNS, ColumnKind, Event, EventColumn};
 use pgrx::PgSqlErrorCode;
@@ -115,7 +116,7 @@ impl NewEvent {
         }
         let has_own_id = id.is_some();
         let id = id.unwrap_or_else(new_id);
-        texts[0] = Some(text_of(id));
+        texts[0] = Some(text::of_uuid(id));
         let Ok(event) = Event::read(0, &mut Texts(texts.into_iter()));
         Ok(Self {
             event,
@@ -138,12 +139,6 @@ impl NewEvent {
             ColumnKind::Json => Value::jsonb(&self.json[index]),
         })
     }
-}
-
-/// An id as the server prints it. `to_string` formats each byte, which takes a twentieth of a publish.
-fn text_of(id: pgrx::Uuid) -> String {
-    let hex = format!("{:032x}", u128::from_be_bytes(*id.as_bytes()));
-    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }
 
 /// What the session adds to all its events.

@@ -30,8 +30,8 @@ struct Found {
     row_id: RowId,
     written_by: Xid,
     pointer: Pointer,
-    /// Whether its key can be read, or why not.
-    readable: Result<(), String>,
+    /// Its key, or why that cannot be read.
+    key: Result<Option<String>, String>,
 }
 
 impl ClaimedRows {
@@ -155,13 +155,8 @@ fn find(by_lane: &mut KeyScan, destination: &Arc<str>, lane: &Lane, found: &mut 
         if token == Some(lane.epoch) {
             continue;
         }
-        // Without a key, no message waits for this one, and this one waits for none.
-        let (key, readable) = match rows::key(&row) {
-            Ok(key) => (key, Ok(())),
-            Err(why) => (None, Err(why.to_string())),
-        };
+        let key = rows::key(&row).map_err(|why| why.to_string());
         let pointer = Pointer {
-            key,
             crashes: rows::crashes(&row) + i32::from(token.is_some()),
             lease_epoch: lane.epoch,
             ..rows::pointer(&row, destination, lane.partition)
@@ -171,7 +166,7 @@ fn find(by_lane: &mut KeyScan, destination: &Arc<str>, lane: &Lane, found: &mut 
             row_id,
             written_by,
             pointer,
-            readable,
+            key,
         });
     }
 }
@@ -190,7 +185,7 @@ fn take(outbox: &Table, marks: [i16; 2], events: &mut Events, found: Vec<Found>,
             row_id,
             written_by,
             pointer,
-            readable,
+            key,
         } = found;
         if bytes_before >= CLAIM_BYTES_MAX as i64 {
             claimed.batch.cut = true;
@@ -211,7 +206,7 @@ fn take(outbox: &Table, marks: [i16; 2], events: &mut Events, found: Vec<Found>,
         claimed
             .batch
             .rows
-            .push(protocol::with_event(row_id, pointer, readable, event));
+            .push(protocol::with_event(row_id, pointer, key, event));
     }
 }
 
