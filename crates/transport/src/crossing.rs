@@ -8,7 +8,7 @@
 //! | states | thread → main | `QUEUED_STATES_MAX` | the oldest is dropped |
 //! | stop | main → thread | one value | overwritten |
 
-use crate::event::PublisherEvent;
+use crate::event::{Answered, PublisherEvent};
 use crate::{Outcome, Publication};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -83,25 +83,23 @@ struct Inbox {
 }
 
 impl Inbox {
+    /// Adds an event other than outcomes.
     fn put(&mut self, event: PublisherEvent) {
-        let (confirms, others) = match &event {
-            PublisherEvent::Outcomes(outcomes) => {
-                let confirms = outcomes
-                    .iter()
-                    .filter(|answered| answered.outcome == Outcome::Confirmed);
-                let confirms = confirms.count();
-                (confirms, outcomes.len() - confirms)
-            }
-            PublisherEvent::State(_) | PublisherEvent::Died(_) => (0, 1),
-        };
+        self.is_urgent = true;
+        drop_oldest_state(&mut self.events, &event);
+        self.events.push(event);
+    }
+
+    fn put_outcomes(&mut self, outcomes: &mut Vec<Answered>) {
+        let confirms = outcomes.iter().filter(|one| one.outcome == Outcome::Confirmed).count();
         self.confirms += confirms;
-        self.is_urgent |= others > 0;
-        match (self.events.last_mut(), event) {
-            (Some(PublisherEvent::Outcomes(last)), PublisherEvent::Outcomes(more)) => last.extend(more),
-            (_, event) => {
-                drop_oldest_state(&mut self.events, &event);
-                self.events.push(event);
-            }
+        self.is_urgent |= confirms < outcomes.len();
+        if !matches!(self.events.last(), Some(PublisherEvent::Outcomes(_))) {
+            let usual = self.wake_after.max(outcomes.len());
+            self.events.push(PublisherEvent::Outcomes(Vec::with_capacity(usual)));
+        }
+        if let Some(PublisherEvent::Outcomes(last)) = self.events.last_mut() {
+            last.append(outcomes);
         }
     }
 
@@ -130,17 +128,19 @@ impl Crossing {
         self.inbox.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Called on the publisher thread.
+    /// Adds an event other than outcomes. Called on the publisher thread.
     pub(crate) fn push(&self, event: PublisherEvent) {
-        self.push_counted(event, None);
+        let mut inbox = self.inbox();
+        inbox.put(event);
+        self.wake_if_due(inbox);
     }
 
-    /// `failures` is the total so far, including those of this event. PublisherEvent and total are stored together: a worker
-    /// that takes the event has also seen its failures.
-    pub(crate) fn push_counted(&self, event: PublisherEvent, failures: Option<u64>) {
+    /// Takes the outcomes, of which there is at least one. `failures` is the total so far, including theirs. Both are
+    /// stored together: a worker that takes the outcomes has also seen the failures. Called on the publisher thread.
+    pub(crate) fn push_outcomes(&self, outcomes: &mut Vec<Answered>, failures: Option<u64>) {
         let mut inbox = self.inbox();
         inbox.failures = failures.unwrap_or(inbox.failures);
-        inbox.put(event);
+        inbox.put_outcomes(outcomes);
         self.wake_if_due(inbox);
     }
 
@@ -182,7 +182,7 @@ fn drop_oldest_state(inbox: &mut Vec<PublisherEvent>, incoming: &PublisherEvent)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Answered, ConnectionState};
+    use crate::event::ConnectionState;
 
     fn state(n: usize) -> PublisherEvent {
         PublisherEvent::State(ConnectionState::Blocked { reason: n.to_string() })
@@ -198,8 +198,8 @@ mod tests {
         unsafe { libc::poll(&mut poll, 1, 0) == 1 }
     }
 
-    fn answered(handle: u64, outcome: Outcome) -> PublisherEvent {
-        PublisherEvent::Outcomes(vec![Answered::now(handle, outcome)])
+    fn answer(shared: &Crossing, handle: u64, outcome: Outcome) {
+        shared.push_outcomes(&mut vec![Answered::now(handle, outcome)], None);
     }
 
     /// The handles of the outcomes in each event.
@@ -217,8 +217,8 @@ mod tests {
     fn outcomes_are_merged_and_the_waker_stays_set_until_it_is_cleared() {
         let shared = Crossing::new(Waker::new().unwrap());
         assert!(!wakes(&shared));
-        shared.push(answered(1, Outcome::Confirmed));
-        shared.push(answered(2, Outcome::Nacked));
+        answer(&shared, 1, Outcome::Confirmed);
+        answer(&shared, 2, Outcome::Nacked);
         assert!(wakes(&shared));
         shared.waker.clear();
         assert_eq!(handles(&shared.take().0), [[1, 2]]);
@@ -233,24 +233,25 @@ mod tests {
             handles(&shared.take().0)
         };
         shared.wake_after(3);
-        shared.push(answered(1, Outcome::Confirmed));
-        shared.push(answered(2, Outcome::Confirmed));
+        answer(&shared, 1, Outcome::Confirmed);
+        answer(&shared, 2, Outcome::Confirmed);
         assert!(!wakes(&shared));
-        shared.push(answered(3, Outcome::Confirmed));
+        answer(&shared, 3, Outcome::Confirmed);
         assert!(wakes(&shared));
         assert_eq!(take(), [[1, 2, 3]]);
         // Events that were taken no longer count, and no wake-up is lost to an earlier one.
-        shared.push(answered(4, Outcome::Confirmed));
+        answer(&shared, 4, Outcome::Confirmed);
         assert!(!wakes(&shared));
-        for urgent in [
-            answered(5, Outcome::Nacked),
-            state(0),
-            PublisherEvent::Died(String::new()),
-        ] {
-            shared.push(urgent);
+        let urgent: [&dyn Fn(); 3] = [
+            &|| answer(&shared, 5, Outcome::Nacked),
+            &|| shared.push(state(0)),
+            &|| shared.push(PublisherEvent::Died(String::new())),
+        ];
+        for push in urgent {
+            push();
             assert!(wakes(&shared));
             take();
-            shared.push(answered(6, Outcome::Confirmed));
+            answer(&shared, 6, Outcome::Confirmed);
             assert!(!wakes(&shared));
         }
     }
@@ -259,7 +260,7 @@ mod tests {
     fn a_lower_wake_threshold_counts_the_confirms_that_already_wait() {
         let shared = Crossing::new(Waker::new().unwrap());
         shared.wake_after(3);
-        shared.push(answered(1, Outcome::Confirmed));
+        answer(&shared, 1, Outcome::Confirmed);
         shared.wake_after(2);
         assert!(!wakes(&shared));
         shared.wake_after(1);
@@ -273,7 +274,7 @@ mod tests {
     #[test]
     fn states_are_bounded_by_dropping_the_oldest_and_outcomes_are_never_dropped() {
         let shared = Crossing::new(Waker::new().unwrap());
-        shared.push(answered(1, Outcome::Confirmed));
+        answer(&shared, 1, Outcome::Confirmed);
         (0..QUEUED_STATES_MAX + 5).for_each(|n| shared.push(state(n)));
         let (events, _) = shared.take();
         assert_eq!(events.len(), QUEUED_STATES_MAX + 1);

@@ -175,8 +175,7 @@ impl Poster {
     }
 
     fn report(&mut self, intake: &Intake<'_>) {
-        let outcomes = std::mem::take(&mut self.outcomes);
-        intake.send_outcomes_counted(outcomes, self.order.failures());
+        intake.send_outcomes_counted(&mut self.outcomes, self.order.failures());
     }
 
     // ---- requests ---------------------------------------------------------------------------------------------------

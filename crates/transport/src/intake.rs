@@ -86,22 +86,22 @@ impl<'a> Intake<'a> {
         });
     }
 
-    pub(crate) fn send_outcomes(&self, outcomes: Vec<Answered>) {
+    /// Takes the outcomes and leaves their memory.
+    pub(crate) fn send_outcomes(&self, outcomes: &mut Vec<Answered>) {
         if !outcomes.is_empty() {
-            self.shared.push(PublisherEvent::Outcomes(outcomes));
+            self.shared.push_outcomes(outcomes, None);
         }
     }
 
     /// For a transport that counts failures itself: `failures` is their number so far.
-    pub(crate) fn send_outcomes_counted(&self, outcomes: Vec<Answered>, failures: u64) {
+    pub(crate) fn send_outcomes_counted(&self, outcomes: &mut Vec<Answered>, failures: u64) {
         if !outcomes.is_empty() {
-            self.shared
-                .push_counted(PublisherEvent::Outcomes(outcomes), Some(failures));
+            self.shared.push_outcomes(outcomes, Some(failures));
         }
     }
 
     /// Sends the outcomes of the messages of a connection that has ended, and counts one loss.
-    pub(crate) fn send_last_outcomes(&mut self, outcomes: Vec<Answered>) {
+    pub(crate) fn send_last_outcomes(&mut self, outcomes: &mut Vec<Answered>) {
         if !outcomes.is_empty() {
             self.losses += 1;
             self.send_outcomes_counted(outcomes, self.losses);
@@ -111,7 +111,7 @@ impl<'a> Intake<'a> {
     /// Gives each message the outcome `Lost`.
     pub(crate) fn lose(&mut self, batch: Vec<Publication>, reason: &str) {
         let outcomes = batch.into_iter().map(|message| Answered::lost(message.handle, reason));
-        self.send_last_outcomes(outcomes.collect());
+        self.send_last_outcomes(&mut outcomes.collect());
     }
 
     /// Runs `work` while there is no connection. Every batch is answered immediately, so that the worker can release it.

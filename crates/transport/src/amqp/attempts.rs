@@ -55,10 +55,6 @@ impl<T> Numbered<T> {
         self.items.get_mut(index)
     }
 
-    pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut T> {
-        self.place(number)?.as_mut()
-    }
-
     pub(crate) fn take(&mut self, number: u64) -> Option<T> {
         let item = self.place(number)?.take()?;
         self.len -= 1;
@@ -73,6 +69,12 @@ impl<T> Numbered<T> {
         self.items.front()?.as_ref()
     }
 
+    /// The items with their numbers, in order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
+        let numbered = (self.first..).zip(&self.items);
+        numbered.filter_map(|(number, item)| Some((number, item.as_ref()?)))
+    }
+
     /// Takes all items, in the order of their numbers.
     pub(crate) fn take_all(&mut self) -> impl Iterator<Item = T> + use<T> {
         self.first = self.next();
@@ -81,14 +83,25 @@ impl<T> Numbered<T> {
     }
 }
 
-/// Publishes by number, each in two steps: lapin writes it, then the broker confirms it. They are polled when they are
-/// added, and then only after they were woken.
+/// Publishes, each in two steps: lapin writes it, then the broker confirms it. They are polled when they are added, and
+/// then only after they were woken.
 pub(crate) struct Attempts<W, C> {
-    open: Numbered<(Step<W, C>, Waker)>,
+    places: Vec<Place<W, C>>,
+    /// The places without an attempt.
+    free: Vec<usize>,
     unwritten: usize,
     /// The memory of writes that are complete. A write takes 1,500 bytes, which cost malloc more than smaller pieces.
     spare: Vec<Pin<Box<W>>>,
     noted: Arc<Noted>,
+    /// The places that are polled now. Empty otherwise: only its memory is kept.
+    woken: Vec<usize>,
+}
+
+/// The place of an attempt, and of others after it. A late wake of an attempt only lets the next one be polled once more.
+struct Place<W, C> {
+    waker: Waker,
+    seq: u64,
+    step: Option<Step<W, C>>,
 }
 
 enum Step<W, C> {
@@ -99,10 +112,12 @@ enum Step<W, C> {
 impl<W, C> Default for Attempts<W, C> {
     fn default() -> Self {
         Self {
-            open: Numbered::default(),
+            places: Vec::new(),
+            free: Vec::new(),
             unwritten: 0,
             spare: Vec::new(),
             noted: Arc::default(),
+            woken: Vec::new(),
         }
     }
 }
@@ -117,20 +132,27 @@ where
         self.unwritten
     }
 
-    /// Adds a publish and polls it. Returns its number, and its result if that is ready.
-    pub(crate) fn add(&mut self, write: W) -> (u64, Option<Result<T, E>>) {
+    /// Adds a publish and polls it. Returns its result if that is ready.
+    pub(crate) fn add(&mut self, seq: u64, write: W) -> Option<Result<T, E>> {
         let write = match self.spare.pop() {
-            Some(mut place) => {
-                place.set(write);
-                place
+            Some(mut memory) => {
+                memory.set(write);
+                memory
             }
             None => Box::pin(write),
         };
-        let (noted, number) = (Arc::clone(&self.noted), self.open.next());
-        let waker = Waker::from(Arc::new(AttemptWaker { noted, number }));
-        self.open.push((Step::Write(write), waker));
+        let place = self.free.pop().unwrap_or_else(|| self.new_place());
+        (self.places[place].seq, self.places[place].step) = (seq, Some(Step::Write(write)));
         self.unwritten += 1;
-        (number, self.poll(number))
+        self.poll(place).map(|(_, result)| result)
+    }
+
+    fn new_place(&mut self) -> usize {
+        let (noted, place) = (Arc::clone(&self.noted), self.places.len());
+        let waker = Waker::from(Arc::new(PlaceWaker { noted, place }));
+        let (seq, step) = (0, None);
+        self.places.push(Place { waker, seq, step });
+        place
     }
 
     /// Takes the results of all that are ready now. If A was resolved before B, and B is among them, A is among them, or
@@ -138,34 +160,37 @@ where
     /// any had been woken.
     pub(crate) fn take_ready(&mut self, results: &mut Vec<(u64, Result<T, E>)>) -> bool {
         let mut are_woken = false;
+        let mut woken = std::mem::take(&mut self.woken);
         loop {
-            let numbers = std::mem::take(&mut self.noted.lock().numbers);
-            if numbers.is_empty() {
+            std::mem::swap(&mut woken, &mut self.noted.lock().places);
+            if woken.is_empty() {
+                self.woken = woken;
                 return are_woken;
             }
             are_woken = true;
-            for number in numbers {
-                results.extend(self.poll(number).map(|result| (number, result)));
+            for place in woken.drain(..) {
+                results.extend(self.poll(place));
             }
         }
     }
 
-    fn poll(&mut self, number: u64) -> Option<Result<T, E>> {
-        let (step, waker) = self.open.get_mut(number)?; // None: noted twice, and ready the first time
+    /// The seq and the result of the attempt in this place, if it is ready.
+    fn poll(&mut self, place: usize) -> Option<(u64, Result<T, E>)> {
+        let Place { waker, seq, step } = &mut self.places[place];
         let mut context = Context::from_waker(waker);
         let result = loop {
-            match step {
+            match step.as_mut()? {
                 Step::Write(write) => {
                     let Poll::Ready(written) = write.as_mut().poll(&mut context) else {
                         return None;
                     };
                     self.unwritten -= 1;
                     let before = match written {
-                        Ok(confirm) => std::mem::replace(step, Step::Confirm(confirm)),
+                        Ok(confirm) => step.replace(Step::Confirm(confirm)),
                         Err(error) => break Err(error),
                     };
-                    if let Step::Write(place) = before {
-                        self.spare.push(place);
+                    if let Some(Step::Write(memory)) = before {
+                        self.spare.push(memory);
                     }
                 }
                 Step::Confirm(confirm) => match Pin::new(confirm).poll(&mut context) {
@@ -174,20 +199,21 @@ where
                 },
             }
         };
-        self.open.take(number);
-        Some(result)
+        *step = None;
+        self.free.push(place);
+        Some((*seq, result))
     }
 
     /// Whether any has been woken since [`take_ready`](Self::take_ready).
     pub(crate) fn are_woken(&self) -> bool {
-        !self.noted.lock().numbers.is_empty()
+        !self.noted.lock().places.is_empty()
     }
 
     /// Completes once attempts have been woken this number of times since [`take_ready`](Self::take_ready).
     pub(crate) async fn woken(&self, times: usize) {
         poll_fn(|cx| {
             let mut noted = self.noted.lock();
-            if noted.numbers.len() >= times {
+            if noted.places.len() >= times {
                 return Poll::Ready(());
             }
             noted.task = Some((times, cx.waker().clone()));
@@ -203,9 +229,9 @@ struct Noted(Mutex<NotedAttempts>);
 
 #[derive(Default)]
 struct NotedAttempts {
-    /// The attempts that were woken.
-    numbers: Vec<u64>,
-    /// The task that waits, and the length of `numbers` at which it is woken.
+    /// The places that were woken.
+    places: Vec<usize>,
+    /// The task that waits, and the length of `places` at which it is woken.
     task: Option<(usize, Waker)>,
 }
 
@@ -215,20 +241,20 @@ impl Noted {
     }
 }
 
-struct AttemptWaker {
+struct PlaceWaker {
     noted: Arc<Noted>,
-    number: u64,
+    place: usize,
 }
 
-impl Wake for AttemptWaker {
+impl Wake for PlaceWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
         let mut noted = self.noted.lock();
-        noted.numbers.push(self.number);
-        let count = noted.numbers.len();
+        noted.places.push(self.place);
+        let count = noted.places.len();
         let task = noted.task.take_if(|(times, _)| count >= *times);
         drop(noted);
         if let Some((_, waker)) = task {
@@ -260,6 +286,11 @@ mod tests {
         .await
     }
 
+    /// The number of attempts without a result.
+    fn open<W, C>(attempts: &Attempts<W, C>) -> usize {
+        attempts.places.len() - attempts.free.len()
+    }
+
     #[derive(Default)]
     struct Count(AtomicUsize);
 
@@ -275,10 +306,10 @@ mod tests {
         let mut attempts = Attempts::default();
         let add = |attempts: &mut Attempts<_, _>, number| {
             let confirm = Box::pin(resolved(number, ready.clone(), wakers.clone()));
-            attempts.add(std::future::ready(Ok(confirm)))
+            attempts.add(number as u64, std::future::ready(Ok(confirm)))
         };
-        assert_eq!(add(&mut attempts, 0), (0, Some(Ok(0))), "ready when it is added");
-        (1..5).for_each(|number| assert_eq!(add(&mut attempts, number), (number as u64, None)));
+        assert_eq!(add(&mut attempts, 0), Some(Ok(0)), "ready when it is added");
+        (1..5).for_each(|number| assert_eq!(add(&mut attempts, number), None));
         let mut taken = Vec::new();
         attempts.take_ready(&mut taken);
         assert!(taken.is_empty());
@@ -293,7 +324,7 @@ mod tests {
         ready.set(5);
         woken[4].wake_by_ref();
         attempts.take_ready(&mut taken);
-        assert_eq!((taken.pop(), attempts.open.len()), (Some((4, Ok(4))), 0));
+        assert_eq!((taken.pop(), open(&attempts)), (Some((4, Ok(4))), 0));
     }
 
     /// A write that is complete once its number is below `ready`. The second fails; the others are confirmed at once.
@@ -312,8 +343,10 @@ mod tests {
     fn a_write_counts_until_it_is_complete_and_its_memory_is_used_again() {
         let (ready, wakers) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(Vec::new())));
         let mut attempts = Attempts::default();
-        let add = |attempts: &mut Attempts<_, _>, number| attempts.add(written(number, ready.clone(), wakers.clone()));
-        (0..3).for_each(|number| assert_eq!(add(&mut attempts, number), (number as u64, None)));
+        let add = |attempts: &mut Attempts<_, _>, number| {
+            attempts.add(number as u64, written(number, ready.clone(), wakers.clone()))
+        };
+        (0..3).for_each(|number| assert_eq!(add(&mut attempts, number), None));
         assert_eq!(attempts.unwritten(), 3);
         ready.set(9);
         wakers.take().iter().for_each(Waker::wake_by_ref);
@@ -321,8 +354,37 @@ mod tests {
         attempts.take_ready(&mut taken);
         assert_eq!(taken, [(0, Ok(0)), (1, Err(1)), (2, Ok(2))]);
         assert_eq!((attempts.unwritten(), attempts.spare.len()), (0, 2));
-        assert_eq!(add(&mut attempts, 3), (3, Some(Ok(3))));
+        assert_eq!(add(&mut attempts, 3), Some(Ok(3)));
         assert_eq!((attempts.unwritten(), attempts.spare.len()), (0, 2));
+    }
+
+    #[test]
+    fn a_late_wake_of_an_attempt_that_is_over_does_no_harm_to_the_next_in_its_place() {
+        let (ready, wakers) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(Vec::new())));
+        let mut attempts = Attempts::default();
+        let add = |attempts: &mut Attempts<_, _>, number| {
+            let confirm = Box::pin(resolved(number, ready.clone(), wakers.clone()));
+            attempts.add(number as u64, std::future::ready(Ok(confirm)))
+        };
+        let take = |attempts: &mut Attempts<_, _>| {
+            let mut taken = Vec::new();
+            attempts.take_ready(&mut taken);
+            taken
+        };
+        assert_eq!(add(&mut attempts, 0), None);
+        ready.set(1);
+        let late = wakers.take().remove(0);
+        late.wake_by_ref();
+        assert_eq!(take(&mut attempts), [(0, Ok(0))]);
+        late.wake_by_ref();
+        assert_eq!(take(&mut attempts), []);
+        assert_eq!(add(&mut attempts, 1), None);
+        late.wake_by_ref();
+        assert_eq!(take(&mut attempts), []);
+        ready.set(2);
+        wakers.take().iter().for_each(Waker::wake_by_ref);
+        assert_eq!(take(&mut attempts), [(1, Ok(1))]);
+        assert_eq!((open(&attempts), attempts.places.len()), (0, 1));
     }
 
     #[test]
@@ -339,13 +401,13 @@ mod tests {
                     false => Poll::Pending,
                 }
             }));
-            assert_eq!(attempts.add(ready(Ok(confirm))).1, None);
+            assert_eq!(attempts.add(n.into(), ready(Ok(confirm))), None);
         }
-        assert_eq!(attempts.add(ready(Ok(Box::pin(std::future::pending())))).1, None);
+        assert_eq!(attempts.add(10, ready(Ok(Box::pin(std::future::pending())))), None);
         let mut taken = Vec::new();
         assert!(attempts.take_ready(&mut taken));
         let all = (0..10).map(|n| (u64::from(n), Ok(n))).collect();
-        assert_eq!((taken, attempts.open.len()), (all, 1));
+        assert_eq!((taken, open(&attempts)), (all, 1));
         assert!(!attempts.take_ready(&mut Vec::new()));
     }
 
@@ -355,7 +417,7 @@ mod tests {
         let mut attempts = Attempts::default();
         (0..4).for_each(|number| {
             let confirm = Box::pin(resolved(number, ready.clone(), wakers.clone()));
-            assert_eq!(attempts.add(std::future::ready(Ok(confirm))).1, None)
+            assert_eq!(attempts.add(number as u64, std::future::ready(Ok(confirm))), None)
         });
         let count = Arc::new(Count::default());
         let task = Waker::from(Arc::clone(&count));
@@ -382,7 +444,7 @@ mod tests {
         assert_eq!([10, 11, 12, 13].map(|item| items.push(item)), [0, 1, 2, 3]);
         assert_eq!([2, 2].map(|number| items.take(number)), [Some(12), None]);
         assert_eq!((items.len(), items.oldest(), items.next()), (3, Some(&10), 4));
-        assert_eq!(items.get_mut(1), Some(&mut 11));
+        assert_eq!(items.iter().collect::<Vec<_>>(), [(0, &10), (1, &11), (3, &13)]);
         assert_eq!([0, 1, 1].map(|number| items.take(number)), [Some(10), Some(11), None]);
         assert_eq!((items.len(), items.oldest(), items.next()), (1, Some(&13), 4));
         assert_eq!(items.push(14), 4);

@@ -30,11 +30,9 @@
 use super::attempts::Numbered;
 use crate::Outcome;
 use std::collections::HashMap;
-use std::collections::hash_map::{Entry, OccupiedEntry};
-use std::rc::Rc;
 
 /// A `basic.return` that a confirm carried.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReturnedMessage {
     pub(crate) message_id: String,
     pub(crate) code: u16,
@@ -48,20 +46,19 @@ pub(crate) struct ConfirmAnswer {
     /// False for a nack.
     pub(crate) acked: bool,
     /// The return of any message, not necessarily this one.
-    pub(crate) carried: Option<ReturnedMessage>,
+    pub(crate) carried: Option<Box<ReturnedMessage>>,
 }
 
 /// The messages of one channel that have no verdict yet.
 #[derive(Default)]
 pub(crate) struct Returns {
-    /// The ids of the messages in `unanswered` and `held`. The caller promises that ids are unique in the window. If
-    /// they are not, one return counts for all messages of that id, so that none of them counts as published by
-    /// mistake.
-    ids: HashMap<Rc<str>, Mark>,
-    /// Messages without an answer, by seq.
-    unanswered: Numbered<Rc<str>>,
+    /// Messages without an answer, by seq, and their ids.
+    unanswered: Numbered<String>,
     /// Messages whose ack carried the return of another message.
     held: Vec<HeldMessage>,
+    /// The ids among these that the broker has returned. The caller promises that ids are unique in the window. If they
+    /// are not, one return counts for all messages of that id, so that none of them counts as published by mistake.
+    returned: HashMap<String, Mark>,
 }
 
 struct Mark {
@@ -69,41 +66,38 @@ struct Mark {
     open: usize,
     /// The lowest of their seqs: [`Returns::drained`] is cautious when an id is not unique.
     first_seq: u64,
-    returned: Option<(u16, String)>,
+    code: u16,
+    reason: String,
 }
 
 struct HeldMessage {
     seq: u64,
-    message_id: Rc<str>,
+    message_id: String,
     /// Messages from this seq on were sent after the ack arrived.
     answered_before_seq: u64,
 }
 
 impl Returns {
     /// Records a message. Call in the order of sending; `seq` must rise by one from 0.
-    pub(crate) fn sent(&mut self, seq: u64, message_id: Rc<str>) {
-        let mark = self.ids.entry(Rc::clone(&message_id)).or_insert(Mark {
-            open: 0,
-            first_seq: seq,
-            returned: None,
-        });
-        mark.open += 1;
+    pub(crate) fn sent(&mut self, seq: u64, message_id: String) {
+        if let Some(mark) = self.returned.get_mut(&message_id) {
+            mark.open += 1;
+        }
         let number = self.unanswered.push(message_id);
         debug_assert_eq!(number, seq);
     }
 
-    /// Takes one complete drain, in any order. Returns the verdicts that are now certain.
-    pub(crate) fn drained(&mut self, answers: Vec<ConfirmAnswer>) -> Vec<(u64, Outcome)> {
+    /// Takes one complete drain, in any order, out of `answers`. Adds the verdicts that are now certain.
+    pub(crate) fn drained(&mut self, answers: &mut Vec<ConfirmAnswer>, verdicts: &mut Vec<(u64, Outcome)>) {
         let queue_was_empty = answers.iter().any(|a| a.carried.is_none());
-        let newest_returned_seq = self.record_returns(&answers);
-        let mut verdicts = Vec::with_capacity(answers.len());
+        let newest_returned_seq = self.record_returns(answers);
 
         // Before the new answers: only a *later* drain proves anything about a message that an older drain left held.
         for held in std::mem::take(&mut self.held) {
             let passed = queue_was_empty || newest_returned_seq.is_some_and(|seq| seq >= held.answered_before_seq);
-            self.decide_or_hold(held, passed, &mut verdicts);
+            self.decide_or_hold(held, passed, verdicts);
         }
-        for answer in answers {
+        for answer in answers.drain(..) {
             let Some(message_id) = self.unanswered.take(answer.seq) else {
                 continue;
             };
@@ -113,52 +107,72 @@ impl Returns {
                     message_id,
                     answered_before_seq: self.unanswered.next(),
                 };
-                self.decide_or_hold(held, answer.carried.is_none(), &mut verdicts);
+                self.decide_or_hold(held, answer.carried.is_none(), verdicts);
             } else {
-                if let Entry::Occupied(mark) = self.ids.entry(message_id) {
-                    close(mark);
-                }
+                self.close(&message_id);
                 verdicts.push((answer.seq, Outcome::Nacked));
             }
         }
         if self.unanswered.is_empty() {
             for held in std::mem::take(&mut self.held) {
-                self.decide_or_hold(held, true, &mut verdicts);
+                self.decide_or_hold(held, true, verdicts);
             }
         }
-        verdicts
     }
 
-    fn record_returns(&mut self, answers: &[ConfirmAnswer]) -> Option<u64> {
+    /// Marks the ids that were returned. Returns the highest seq of theirs.
+    fn record_returns(&mut self, answers: &mut [ConfirmAnswer]) -> Option<u64> {
         let mut newest = None;
-        for returned in answers.iter().filter_map(|a| a.carried.as_ref()) {
-            if let Some(mark) = self.ids.get_mut(returned.message_id.as_str()) {
+        for returned in answers.iter_mut().filter_map(|a| a.carried.as_deref_mut()) {
+            let ReturnedMessage {
+                message_id,
+                code,
+                reason,
+            } = std::mem::take(returned);
+            if let Some(mark) = self.returned.get_mut(&message_id) {
                 newest = newest.max(Some(mark.first_seq));
-                mark.returned = Some((returned.code, returned.reason.clone()));
+                (mark.code, mark.reason) = (code, reason);
+                continue;
+            }
+            // Once for each returned message: at most a window of them.
+            let held = self.held.iter().map(|held| (held.seq, &held.message_id));
+            let seqs = held.chain(self.unanswered.iter()).filter(|(_, id)| **id == message_id);
+            let (open, first_seq) = seqs.fold((0, u64::MAX), |(open, first), (seq, _)| (open + 1, first.min(seq)));
+            if open > 0 {
+                newest = newest.max(Some(first_seq));
+                let mark = Mark {
+                    open,
+                    first_seq,
+                    code,
+                    reason,
+                };
+                self.returned.insert(message_id, mark);
             }
         }
         newest
     }
 
     fn decide_or_hold(&mut self, held: HeldMessage, passed: bool, verdicts: &mut Vec<(u64, Outcome)>) {
-        let Entry::Occupied(mark) = self.ids.entry(Rc::clone(&held.message_id)) else {
-            return; // it is there until its verdict
-        };
-        let verdict = match mark.get().returned.clone() {
-            Some((code, reason)) => Outcome::Returned { code, reason },
+        let verdict = match self.returned.get(&held.message_id) {
+            Some(Mark { code, reason, .. }) => Outcome::Returned {
+                code: *code,
+                reason: reason.clone(),
+            },
             None if passed => Outcome::Confirmed,
             None => return self.held.push(held),
         };
-        close(mark);
+        self.close(&held.message_id);
         verdicts.push((held.seq, verdict));
     }
-}
 
-/// One message of this id has its verdict.
-fn close(mut mark: OccupiedEntry<'_, Rc<str>, Mark>) {
-    mark.get_mut().open -= 1;
-    if mark.get().open == 0 {
-        mark.remove();
+    /// One message of this id has its verdict.
+    fn close(&mut self, message_id: &str) {
+        if let Some(mark) = self.returned.get_mut(message_id) {
+            mark.open -= 1;
+            if mark.open == 0 {
+                self.returned.remove(message_id);
+            }
+        }
     }
 }
 
@@ -170,15 +184,28 @@ mod tests {
     use std::collections::{BTreeMap, VecDeque};
 
     fn ack(seq: u64, carried: Option<u64>) -> ConfirmAnswer {
-        let carried = carried.map(|s| ReturnedMessage {
-            message_id: id(s),
-            code: 312,
-            reason: "NO_ROUTE".into(),
-        });
+        let carried = carried.map(|s| Box::new(returned(id(s))));
         ConfirmAnswer {
             seq,
             acked: true,
             carried,
+        }
+    }
+
+    fn returned(message_id: String) -> ReturnedMessage {
+        ReturnedMessage {
+            message_id,
+            code: 312,
+            reason: "NO_ROUTE".into(),
+        }
+    }
+
+    impl Returns {
+        fn verdicts(&mut self, mut answers: Vec<ConfirmAnswer>) -> Vec<(u64, Verdict)> {
+            let mut verdicts = Vec::new();
+            self.drained(&mut answers, &mut verdicts);
+            assert!(answers.is_empty());
+            verdicts
         }
     }
 
@@ -188,7 +215,7 @@ mod tests {
 
     fn sent(seqs: std::ops::Range<u64>) -> Returns {
         let mut returns = Returns::default();
-        seqs.for_each(|s| returns.sent(s, id(s).into()));
+        seqs.for_each(|s| returns.sent(s, id(s)));
         returns
     }
 
@@ -201,15 +228,15 @@ mod tests {
 
     #[test]
     fn an_ack_without_a_return_confirms_at_once() {
-        assert_eq!(sent(0..2).drained(vec![ack(0, None)]), [(0, Verdict::Confirmed)]);
+        assert_eq!(sent(0..2).verdicts(vec![ack(0, None)]), [(0, Verdict::Confirmed)]);
     }
 
     #[test]
     fn a_plainly_acked_message_is_returned_when_another_ack_carried_its_return() {
         let mut returns = sent(0..3);
-        assert_eq!(returns.drained(vec![ack(0, Some(1))]), []);
+        assert_eq!(returns.verdicts(vec![ack(0, Some(1))]), []);
         assert_eq!(
-            returns.drained(vec![ack(1, None)]),
+            returns.verdicts(vec![ack(1, None)]),
             [(0, Verdict::Confirmed), (1, no_route())]
         );
     }
@@ -219,11 +246,11 @@ mod tests {
         let mut returns = sent(0..4);
         // Seq 2 carried no return, but it may have been processed before the ack of 0, so it proves nothing about 0.
         assert_eq!(
-            returns.drained(vec![ack(0, Some(1)), ack(2, None)]),
+            returns.verdicts(vec![ack(0, Some(1)), ack(2, None)]),
             [(2, Verdict::Confirmed)]
         );
         assert_eq!(
-            returns.drained(vec![ack(3, None)]),
+            returns.verdicts(vec![ack(3, None)]),
             [(0, Verdict::Confirmed), (3, Verdict::Confirmed)]
         );
     }
@@ -231,11 +258,11 @@ mod tests {
     #[test]
     fn the_return_of_a_message_sent_later_frees_a_held_one() {
         let mut returns = sent(0..3);
-        assert_eq!(returns.drained(vec![ack(0, Some(1))]), []);
-        (3..5).for_each(|s| returns.sent(s, id(s).into()));
-        assert_eq!(returns.drained(vec![ack(1, Some(2))]), [(1, no_route())]);
+        assert_eq!(returns.verdicts(vec![ack(0, Some(1))]), []);
+        (3..5).for_each(|s| returns.sent(s, id(s)));
+        assert_eq!(returns.verdicts(vec![ack(1, Some(2))]), [(1, no_route())]);
         assert_eq!(
-            returns.drained(vec![ack(2, Some(3))]),
+            returns.verdicts(vec![ack(2, Some(3))]),
             [(0, Verdict::Confirmed), (2, no_route())]
         );
     }
@@ -243,12 +270,12 @@ mod tests {
     #[test]
     fn no_message_is_held_when_none_is_outstanding() {
         let mut returns = sent(0..2);
-        assert_eq!(returns.drained(vec![ack(0, Some(1))]), []);
+        assert_eq!(returns.verdicts(vec![ack(0, Some(1))]), []);
         assert_eq!(
-            returns.drained(vec![ack(1, Some(1))]),
+            returns.verdicts(vec![ack(1, Some(1))]),
             [(1, no_route()), (0, Verdict::Confirmed)]
         );
-        assert!(returns.ids.is_empty());
+        assert!(returns.returned.is_empty());
     }
 
     #[test]
@@ -258,20 +285,16 @@ mod tests {
             acked: false,
             ..ack(0, Some(1))
         };
-        assert_eq!(returns.drained(vec![nack]), [(0, Verdict::Nacked)]);
-        assert_eq!(returns.drained(vec![ack(1, None)]), [(1, no_route())]);
+        assert_eq!(returns.verdicts(vec![nack]), [(0, Verdict::Nacked)]);
+        assert_eq!(returns.verdicts(vec![ack(1, None)]), [(1, no_route())]);
     }
 
     #[test]
     fn one_return_counts_for_every_message_with_the_same_id() {
         let mut returns = Returns::default();
         (0..3).for_each(|s| returns.sent(s, "same".into()));
-        let carried = Some(ReturnedMessage {
-            message_id: "same".into(),
-            code: 312,
-            reason: "NO_ROUTE".into(),
-        });
-        let verdicts = returns.drained(vec![
+        let carried = Some(Box::new(returned("same".into())));
+        let verdicts = returns.verdicts(vec![
             ConfirmAnswer {
                 seq: 1,
                 acked: true,
@@ -280,16 +303,16 @@ mod tests {
             ack(0, None),
         ]);
         assert_eq!(verdicts, [(1, no_route()), (0, no_route())]);
-        assert_eq!(returns.drained(vec![ack(2, None)]), [(2, no_route())]);
-        assert!(returns.ids.is_empty());
+        assert_eq!(returns.verdicts(vec![ack(2, None)]), [(2, no_route())]);
+        assert!(returns.returned.is_empty());
     }
 
     #[test]
     fn unexpected_answers_and_unknown_ids_are_ignored() {
         let mut returns = sent(0..1);
-        assert_eq!(returns.drained(vec![ack(7, Some(9))]), []);
+        assert_eq!(returns.verdicts(vec![ack(7, Some(9))]), []);
         assert_eq!(
-            returns.drained(vec![ack(0, None), ack(0, None)]),
+            returns.verdicts(vec![ack(0, None), ack(0, None)]),
             [(0, Verdict::Confirmed)]
         );
     }
@@ -360,7 +383,7 @@ mod tests {
                     if unroutable {
                         self.unreturned.push(seq);
                     }
-                    self.returns.sent(seq, id(seq).into());
+                    self.returns.sent(seq, id(seq));
                 }
                 Step::Return(nth) if !self.unreturned.is_empty() => {
                     let seq = self.unreturned.remove(nth % self.unreturned.len());
@@ -397,7 +420,7 @@ mod tests {
                 Step::Drain { shuffle: order } => {
                     let mut answers = std::mem::take(&mut self.resolved);
                     shuffle(&mut answers, order);
-                    for (seq, verdict) in self.returns.drained(answers) {
+                    for (seq, verdict) in self.returns.verdicts(answers) {
                         assert_eq!(self.verdicts.insert(seq, verdict), None, "two verdicts for {seq}");
                     }
                 }
@@ -432,7 +455,7 @@ mod tests {
             for seq in 0..world.next_seq {
                 prop_assert_eq!(world.verdicts.get(&seq), Some(&world.truth(seq)), "seq {}", seq);
             }
-            prop_assert!(world.returns.ids.is_empty() && world.returns.unanswered.is_empty());
+            prop_assert!(world.returns.returned.is_empty() && world.returns.unanswered.is_empty());
         }
 
         /// A hold ends with the answers of the next window, even if every later message is unroutable and some message
@@ -440,12 +463,12 @@ mod tests {
         #[test]
         fn a_hold_does_not_outlast_the_next_window(lag in 1u64..20) {
             let mut returns = sent(0..lag + 1);
-            prop_assert_eq!(returns.drained(vec![ack(0, Some(1))]), []);
+            prop_assert_eq!(returns.verdicts(vec![ack(0, Some(1))]), []);
             let mut freed_after = None;
             for seq in 1..4 * lag + 8 {
-                returns.sent(seq + lag, id(seq + lag).into());
+                returns.sent(seq + lag, id(seq + lag));
                 // lapin's queue stays one return ahead of the acks.
-                let verdicts = returns.drained(vec![ack(seq, Some(seq + 1))]);
+                let verdicts = returns.verdicts(vec![ack(seq, Some(seq + 1))]);
                 if verdicts.contains(&(0, Verdict::Confirmed)) {
                     freed_after = Some(seq);
                     break;

@@ -82,7 +82,7 @@ pub(crate) async fn serve(
             session.fill(intake);
         }
         session.drain();
-        intake.send_outcomes(std::mem::take(&mut session.outcomes));
+        intake.send_outcomes(&mut session.outcomes);
         session.check_stall(intake);
         if session.watchdog.is_over(Instant::now()) && session.broken.is_none() && stop.is_none() {
             if session.watchdog.is_stuck() {
@@ -90,7 +90,7 @@ pub(crate) async fn serve(
                 break;
             }
             session.give_up_channel();
-            intake.send_last_outcomes(std::mem::take(&mut session.outcomes));
+            intake.send_last_outcomes(&mut session.outcomes);
             return Ok(SessionEnd::Channel {
                 waiting: VecDeque::new(),
                 rest: None,
@@ -161,7 +161,7 @@ pub(crate) async fn serve(
         }
     }
     session.abandon(&fault);
-    intake.send_last_outcomes(std::mem::take(&mut session.outcomes));
+    intake.send_last_outcomes(&mut session.outcomes);
     stop.map_or(Ok(SessionEnd::Connection(Some(fault))), Err)
 }
 
@@ -194,10 +194,13 @@ struct ChannelSession<'a, W> {
     /// Messages without an outcome, by seq, which is the order of publishing. At most `config.window`.
     open: Numbered<OpenMessage>,
     open_bytes: usize,
-    /// Messages without an answer, by seq.
+    /// Messages without an answer.
     attempts: Attempts<W, PublisherConfirm>,
     answers: Vec<LapinAnswer>,
     returns: Returns,
+    /// Empty between drains, as `verdicts` is: only their memory is kept.
+    confirms: Vec<ConfirmAnswer>,
+    verdicts: Vec<(u64, Outcome)>,
     /// When bytes last arrived. A confirm is noticed later than it arrived, but it arrived no later than this.
     last_bytes: LastBytes,
     outcomes: Vec<Answered>,
@@ -232,6 +235,8 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
             attempts: Attempts::default(),
             answers: Vec::new(),
             returns: Returns::default(),
+            confirms: Vec::new(),
+            verdicts: Vec::new(),
             last_bytes: link.last_bytes.clone(),
             outcomes: Vec::new(),
             blocked: link.connection.status().blocked(),
@@ -283,7 +288,7 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
     fn publish(&mut self, publication: Publication) {
         let handle = publication.handle;
         let body_bytes = publication.body.len();
-        let message_id = publication.properties.message_id.as_str().into();
+        let message_id = publication.properties.message_id.clone();
         let other_exchange =
             (publication.exchange != self.config.exchange).then(|| publication.exchange.as_str().to_owned());
         let routing_key = publication.routing_key.clone();
@@ -300,8 +305,7 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
         });
         self.open_bytes += body_bytes;
         self.returns.sent(seq, message_id);
-        let (number, result) = self.attempts.add((self.write)(self.channel, sendable));
-        debug_assert_eq!(number, seq, "both number the publishes");
+        let result = self.attempts.add(seq, (self.write)(self.channel, sendable));
         self.answers.extend(result.map(|result| (seq, result)));
     }
 
@@ -329,22 +333,23 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
     /// Takes every answer that lapin has resolved so far: the complete drain that `returns` requires.
     fn drain(&mut self) {
         self.is_silent &= !self.attempts.take_ready(&mut self.answers);
-        let mut answers = Vec::with_capacity(self.answers.len());
-        let mut ready = std::mem::take(&mut self.answers);
-        for (seq, result) in ready.drain(..) {
+        let mut answers = std::mem::take(&mut self.answers);
+        for (seq, result) in answers.drain(..) {
             match result {
-                Ok(Confirmation::Ack(carried)) => answers.push(answer(seq, true, carried)),
-                Ok(Confirmation::Nack(carried)) => answers.push(answer(seq, false, carried)),
+                Ok(Confirmation::Ack(carried)) => self.confirms.push(answer(seq, true, carried)),
+                Ok(Confirmation::Nack(carried)) => self.confirms.push(answer(seq, false, carried)),
                 Ok(Confirmation::NotRequested) => self.break_off(0, Fault::new(DownReason::Protocol, "no confirms")),
                 Err(error) => self.break_off(connect::specificity(&error), connect::fault(&error)),
             }
         }
-        self.answers = ready; // its memory is used again
-        if answers.is_empty() {
+        self.answers = answers; // its memory is used again
+        if self.confirms.is_empty() {
             return;
         }
         let at = self.last_bytes.at();
-        for (seq, outcome) in self.returns.drained(answers) {
+        self.returns.drained(&mut self.confirms, &mut self.verdicts);
+        let mut verdicts = std::mem::take(&mut self.verdicts);
+        for (seq, outcome) in verdicts.drain(..) {
             let Some(open) = self.open.take(seq) else { continue };
             self.open_bytes -= open.body_bytes;
             self.watchdog.message_answered();
@@ -356,6 +361,7 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
             let handle = open.handle;
             self.outcomes.push(Answered { handle, outcome, at });
         }
+        self.verdicts = verdicts;
     }
 
     // ---- unconfirmed messages ---------------------------------------------------------------------------------------
@@ -545,15 +551,13 @@ async fn write(channel: &Channel, message: Sendable) -> lapin::Result<PublisherC
 }
 
 fn answer(seq: u64, acked: bool, carried: Option<BasicReturnMessage>) -> ConfirmAnswer {
-    let carried = carried.map(|message| ReturnedMessage {
-        message_id: message
-            .properties
-            .message_id()
-            .as_ref()
-            .map(ToString::to_string)
-            .unwrap_or_default(),
-        code: message.reply_code,
-        reason: return_reason(&message),
+    let carried = carried.map(|message| {
+        let message_id = message.properties.message_id().as_ref();
+        Box::new(ReturnedMessage {
+            message_id: message_id.map(ToString::to_string).unwrap_or_default(),
+            code: message.reply_code,
+            reason: return_reason(&message),
+        })
     });
     ConfirmAnswer { seq, acked, carried }
 }
