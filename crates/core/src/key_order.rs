@@ -17,6 +17,7 @@ use crate::message::{Outcome, Pointer};
 use crate::partition::Partition;
 use crate::settle::{Disposition, Ordering};
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -24,12 +25,19 @@ use std::sync::Arc;
 pub type MessageHandle = u64;
 
 /// A unit of order: the messages of one key for one destination, or all messages of one partition for one destination.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OrderedKey {
     pub partition: Partition,
     pub destination: Arc<str>,
     /// None = the unit is the whole partition.
     pub key: Option<String>,
+}
+
+/// Without the destination: a worker keeps those of one destination together.
+impl Hash for OrderedKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.partition, &self.key).hash(state);
+    }
 }
 
 impl OrderedKey {
@@ -187,6 +195,8 @@ pub struct KeyOrder {
     parked: usize,
     /// Whether a key may be draining. False saves a walk over all keys.
     may_drain: bool,
+    /// Whether a key may be blocked. False saves lookups for each message.
+    may_block: bool,
 }
 
 impl KeyOrder {
@@ -244,7 +254,8 @@ impl KeyOrder {
 
     /// Whether the message is sent alone, as the blocker of its key.
     pub fn is_first(&self, handle: MessageHandle) -> bool {
-        (self.tracked(handle)).is_some_and(|tracked| matches!(tracked.state, KeyState::Blocked { .. }))
+        self.may_block
+            && (self.tracked(handle)).is_some_and(|tracked| matches!(tracked.state, KeyState::Blocked { .. }))
     }
 
     /// The other messages in the run of its key that have no outcome yet.
@@ -350,6 +361,7 @@ impl KeyOrder {
                 ended.extend(tracked.give_up_parked().map(|parked| (parked, stay.clone())));
                 tracked.followers |= key.key.is_some() && ended.len() > behind;
                 tracked.state = state;
+                self.may_block |= matches!(state, KeyState::Blocked { .. });
             } else if !matches!(tracked.state, KeyState::Open | KeyState::Draining) {
                 tracked.state = tracked.next_state();
             }
@@ -502,6 +514,7 @@ impl KeyOrder {
             };
             self.keys.insert(Rc::new(key), Tracked::new(state, followers));
         }
+        self.may_block = (self.keys.values()).any(|tracked| matches!(tracked.state, KeyState::Blocked { .. }));
         undecided
     }
 

@@ -3,7 +3,6 @@
 
 use super::ports::SlotId;
 use crate::partition::Partition;
-use std::collections::HashMap;
 
 /// A message that has been fast-path in flight for this time, in ms, is claimed.
 pub(super) const CLAIM_AFTER_MS: u64 = 100;
@@ -11,7 +10,7 @@ pub(super) const CLAIM_AFTER_MS: u64 = 100;
 /// Messages that the engine has taken from their slots and not claimed.
 #[derive(Default)]
 pub(super) struct FastInFlight {
-    known: HashMap<(Partition, i64), Entry>,
+    known: foldhash::HashMap<(Partition, i64), Entry>,
     /// Slots of messages that were settled, claimed or lost, and that are not freed yet.
     ended_slots: Vec<SlotId>,
 }

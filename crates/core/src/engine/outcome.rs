@@ -6,7 +6,7 @@ use super::under_way::{ClaimedMessage, WithPublisher};
 use super::{Engine, Sharing};
 use crate::key_order::MessageHandle;
 use crate::message::{Outcome, Pointer};
-use crate::settle::{Blocks, Disposition, Rules, decide};
+use crate::settle::{Blocks, Disposition, Ordering, Rules, decide};
 use std::collections::HashSet;
 
 impl Engine {
@@ -15,10 +15,10 @@ impl Engine {
         if self.unsettled.is_empty() {
             self.unsettled_since_ms = since_ms;
         }
-        if !self.messages.contains_key(&handle) {
+        let Some(message) = self.messages.get(&handle) else {
             return;
-        }
-        self.with_publisher.less(self.messages.get(&handle));
+        };
+        self.with_publisher.less(Some(message));
         self.alone = self.alone.filter(|alone| *alone != handle);
         self.answers.on_end(handle);
         self.end(handle, outcome, rules, seed);
@@ -66,10 +66,9 @@ impl Engine {
                 decide(suspects, handle, outcome, pointer)
             },
         );
+        let bounds_lanes = self.sharing == Sharing::Leases && rules.ordering == Ordering::Partition;
         for (handle, disposition) in ended {
-            if let Some(ClaimedMessage { pointer, .. }) = self.messages.get(&handle)
-                && self.sharing == Sharing::Leases
-            {
+            if bounds_lanes && let Some(ClaimedMessage { pointer, .. }) = self.messages.get(&handle) {
                 self.read_limits
                     .record(pointer.partition, pointer.seq, &disposition, rules);
             }

@@ -9,7 +9,7 @@
 use super::cursors::END;
 use crate::key_order::BlockedKey;
 use crate::partition::Partition;
-use crate::settle::{Blocks, Disposition, Ordering, Rules};
+use crate::settle::{Blocks, Disposition, Rules};
 use std::collections::{BTreeSet, HashMap};
 
 /// The read limits by partition. Empty unless a partition is one order.
@@ -46,9 +46,6 @@ impl ReadLimits {
 
     /// Takes the disposition of a message: it becomes a blocker of its lane, or is one no longer.
     pub fn record(&mut self, partition: Partition, seq: i64, disposition: &Disposition, rules: &Rules) {
-        if rules.ordering != Ordering::Partition {
-            return;
-        }
         let blockers = self.blockers.entry(partition).or_default();
         match disposition {
             Disposition::Retry { .. } | Disposition::Defer { .. } => _ = blockers.insert(seq),

@@ -11,7 +11,6 @@
 use crate::message::{Outcome, Pointer};
 use crate::partition::Partition;
 use crate::settle::{self, Disposition, RetryPolicy};
-use std::collections::HashMap;
 
 /// A message goes alone after this number of failures of the connection while it was on its way. After the first one
 /// its neighbours are more likely to be innocent: most failures are restarts.
@@ -38,7 +37,7 @@ struct Suspect {
 
 #[derive(Default)]
 pub(super) struct Suspects {
-    known: HashMap<(Partition, i64), Suspect>,
+    known: foldhash::HashMap<(Partition, i64), Suspect>,
     /// Messages that arrived.
     arrived: u64,
     /// Failures alone, of any message.
@@ -98,7 +97,9 @@ impl Suspects {
                     self.arrived += 1;
                     self.in_doubt = false;
                 }
-                self.known.remove(&id);
+                if !self.known.is_empty() {
+                    self.known.remove(&id);
+                }
                 return decide(outcome);
             }
         };

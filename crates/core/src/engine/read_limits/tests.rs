@@ -10,7 +10,7 @@ use crate::engine::{
 use crate::key_order::{MessageHandle, OrderedKey};
 use crate::message::{Event, Outcome, Pointer, Properties, Publication};
 use crate::open_transactions::{FILTER_WORDS, OpenTransaction, filter_bit, lane_crc};
-use crate::settle::RetryPolicy;
+use crate::settle::{Ordering, RetryPolicy};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
