@@ -1,10 +1,9 @@
 //! Finds rows of an open table by its primary key, as one snapshot sees them, without a statement. Called on the main
 //! thread, in a transaction. Nothing here has a destructor: after an ERROR the end of the transaction frees all of it.
 
-use super::table::{Layout, Row, Table, row_id};
+use super::table::{Layout, Row, RowCopy, Table};
 use super::txn::Xid;
 use super::{major, text};
-use outbox_core::engine::RowId;
 use pgrx::pg_sys;
 
 /// What the transaction saw at one moment.
@@ -151,13 +150,14 @@ impl<'a> KeyScan<'a> {
         Row::new(&self.values, &self.nulls)
     }
 
-    /// The place of that row, and the transaction that wrote it.
-    pub fn place(&self) -> (RowId, Xid) {
+    /// A copy of that row, and the transaction that wrote it.
+    pub fn copy(&self) -> (RowCopy, Xid) {
         // SAFETY: the slot holds the row.
         unsafe {
             let (mut is_null, xmin) = (false, pg_sys::MinTransactionIdAttributeNumber);
             let xmin = pg_sys::slot_getsysattr(self.slot, xmin, &mut is_null);
-            (row_id((*self.slot).tts_tid), (xmin.value() as u32).into())
+            let copy = pg_sys::ExecCopySlotHeapTuple(self.slot);
+            (RowCopy(copy), (xmin.value() as u32).into())
         }
     }
 

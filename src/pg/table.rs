@@ -138,6 +138,9 @@ pub enum Value<'a> {
 /// A row that [`Table::insert_all`] writes.
 pub struct NewRow(pg_sys::HeapTuple);
 
+/// A row that a scan has found, which [`Table::update`] changes. It lasts as long as its memory context.
+pub struct RowCopy(pub(super) pg_sys::HeapTuple);
+
 /// A row that is being read, with its columns counted from one.
 pub struct Row<'a> {
     values: &'a [pg_sys::Datum],
@@ -525,31 +528,30 @@ impl Table {
         deleted
     }
 
-    /// Changes columns of the row at this place, which this transaction has found, each with its number from [`attributes`](Self::attributes).
-    /// [`is`](Self::is) must be true for the table, and the row must meet its check constraints. Waits for a transaction that
-    /// has locked the row. Returns where the new version of the row is. None: the snapshot sees no row there, or another
-    /// transaction has changed it since.
-    pub fn update<const N: usize>(&self, at: RowId, columns: [i16; N], row: [Value; N]) -> Option<RowId> {
+    /// Changes columns of a row that a scan of this transaction has copied, each with its number from
+    /// [`attributes`](Self::attributes). [`is`](Self::is) must be true for the table, and the row must meet its check
+    /// constraints. Waits for a transaction that has locked the row. Returns where the new version of the row is. None:
+    /// another transaction has changed it since.
+    pub fn update<const N: usize>(&self, old: RowCopy, columns: [i16; N], row: [Value; N]) -> Option<RowId> {
         let mut columns = columns.map(i32::from);
         let (mut values, mut nulls) = (row.map(Value::datum), row.map(|value| matches!(value, Value::Null)));
-        // SAFETY: one value for each column, of its type: see `is`. The old version is read while its page is pinned.
+        // SAFETY: one value for each column, of its type: see `is`.
         unsafe {
-            let (mut old, page) = self.fetch(at, pg_sys::GetActiveSnapshot())?;
             let new = pg_sys::heap_modify_tuple_by_cols(
-                &mut old,
+                old.0,
                 (*self.relation).rd_att,
                 N as i32,
                 columns.as_mut_ptr(),
                 values.as_mut_ptr(),
                 nulls.as_mut_ptr(),
             );
-            pg_sys::ReleaseBuffer(page);
-            let entries = major::heap_update(self.relation, &mut old.t_self, new);
+            let entries = major::heap_update(self.relation, &mut (*old.0).t_self, new);
             if let Some(entries @ (NewEntries::All | NewEntries::Summarising)) = &entries {
                 self.insert_into_indexes(new, *entries == NewEntries::Summarising);
             }
             let place = entries.map(|_| row_id((*new).t_self));
             pg_sys::heap_freetuple(new);
+            pg_sys::heap_freetuple(old.0);
             place
         }
     }

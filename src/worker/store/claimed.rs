@@ -6,12 +6,12 @@
 use crate::pg::catalog;
 use crate::pg::key_scan::{Is, KeyScan, RowSnapshot, with_snapshot};
 use crate::pg::spi::{SpiClient, SpiResult};
-use crate::pg::table::{Row, Table, Value};
+use crate::pg::table::{Row, RowCopy, Table, Value};
 use crate::pg::text;
 use crate::pg::txn::{Xid, commit_position};
 use crate::store::rows::{self, EVENT, MESSAGE};
 use crate::store::statement::SavedStatement;
-use outbox_core::engine::{CLAIM_BYTES_MAX, Lane, RowId};
+use outbox_core::engine::{CLAIM_BYTES_MAX, Lane};
 use outbox_core::message::{Event, Pointer};
 use outbox_worker::protocol::{self, ClaimedBatch};
 use pgrx::spi::quote_identifier;
@@ -27,7 +27,7 @@ pub struct ClaimedRows {
 
 /// A row of outbox that may be claimed.
 struct Found {
-    row_id: RowId,
+    row: RowCopy,
     written_by: Xid,
     pointer: Pointer,
     /// Its key, or why that cannot be read.
@@ -161,9 +161,9 @@ fn find(by_lane: &mut KeyScan, destination: &Arc<str>, lane: &Lane, found: &mut 
             lease_epoch: lane.epoch,
             ..rows::pointer(&row, destination, lane.partition)
         };
-        let (row_id, written_by) = by_lane.place();
+        let (row, written_by) = by_lane.copy();
         found.push(Found {
-            row_id,
+            row,
             written_by,
             pointer,
             key,
@@ -182,7 +182,7 @@ fn take(outbox: &Table, marks: [i16; 2], events: &mut Events, found: Vec<Found>,
         .collect();
     for (found, run_end) in found.into_iter().zip(run_ends) {
         let Found {
-            row_id,
+            row,
             written_by,
             pointer,
             key,
@@ -196,7 +196,7 @@ fn take(outbox: &Table, marks: [i16; 2], events: &mut Events, found: Vec<Found>,
         bytes_before += i64::from(body_bytes) + crash_weight(pointer.crashes);
         let crashes = i16::try_from(pointer.crashes).unwrap_or(i16::MAX);
         let values = [Value::Int8(pointer.lease_epoch), Value::Int2(crashes)];
-        let Some(row_id) = outbox.update(row_id, marks, values) else {
+        let Some(row_id) = outbox.update(row, marks, values) else {
             claimed.batch.missed = true;
             continue;
         };
