@@ -1,7 +1,7 @@
 //! Every committed message reaches a consumer, and no other message does. On a real Postgres and a real RabbitMQ
 //! without faults; faults.rs has the faults.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
 use postgres::Client;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use support::load::{Load, Plan};
 use support::oracle::{Arrived, Fate, Sent, Verdict, arrived, judge, last_arrivals_out_of_order};
 use support::wait::Pauses;
-use support::{Broker, Cluster, Mode, Proxy, fresh_names};
+use support::{Broker, Cluster, Mode, Proxy, fresh_names, wait_until};
 use support::{
     DB, Event, LONG, Session, Stage, all_of, exchange_and_queue, labels, outbox_cluster_with, unconnected_cluster,
     wait_connected, wait_drained, wait_published, wait_true, within,
@@ -786,4 +786,39 @@ fn the_oracle_accepts_both_outcomes_if_the_answer_to_commit_was_lost() {
     judge(&sent, &arrived).assert_perfect();
     arrived.remove(1);
     judge(&sent, &arrived).assert_perfect();
+}
+
+/// The scheduling policies of a process's threads, from proc(5): 0 is SCHED_OTHER, 3 SCHED_BATCH.
+fn policies(pid: i32) -> BTreeSet<String> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("threads").flatten();
+    let stats = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("stat")).ok());
+    let policy = |stat: String| {
+        let (_, after_name) = stat.rsplit_once(')').expect("a name");
+        after_name.split_whitespace().nth(38).expect("field 41").to_owned()
+    };
+    stats.map(policy).collect()
+}
+
+#[test]
+fn a_worker_lets_others_run_first_while_it_works_off_a_backlog() {
+    let broker = Broker::shared();
+    let (exchange, _queue) = exchange_and_queue(broker);
+    let proxy = Proxy::start(broker.port());
+    let cluster = unconnected_cluster(&proxy.url(), &exchange, &[]);
+    wait_connected(&cluster);
+    let pid = cluster.query_one(DB, "select pid from outbox_workers");
+    let wait_for = |policy: &str| {
+        let all = BTreeSet::from([policy.to_owned()]);
+        wait_until(&format!("policy {policy} of all threads"), LONG, || policies(pid) == all);
+    };
+    cluster.exec(DB, "select outbox_publish('T', '{}')");
+    wait_drained(&cluster);
+    wait_for("0");
+    proxy.mode(Mode::DropReplies);
+    cluster.exec(DB, "select outbox_publish('T', '{}') from generate_series(1, 5000)");
+    wait_for("3");
+    proxy.mode(Mode::Pass);
+    proxy.reset_all();
+    wait_drained(&cluster);
+    wait_for("0");
 }

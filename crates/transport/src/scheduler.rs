@@ -1,9 +1,12 @@
-//! Asks the kernel to run the threads on a message's way soon after they are woken. Called on the worker's main thread.
+//! Asks the kernel when to run the threads on a message's way. Called on the worker's main thread.
 //!
 //! A message crosses three threads of its worker between COMMIT and the socket; each runs for some tens of µs. When all
 //! cores are busy, each of them waits until the running thread has used up its slice. A thread with shorter slices runs
 //! earlier, and its share of the processor stays the same. This is `sched_runtime` of an ordinary thread (EEVDF, Linux
 //! 6.12); older kernels ignore it.
+//!
+//! While a worker works off a backlog, no message gains by that, and a broker on the same cores is interrupted for each
+//! few. So then the threads are SCHED_BATCH: a thread that is woken lets the running one go on.
 
 use std::time::Duration;
 
@@ -11,51 +14,64 @@ use std::time::Duration;
 /// batch.
 const SLICE: Duration = Duration::from_micros(500);
 
-/// Requests short slices for the calling thread and the threads that it starts from now on. Does nothing if the kernel
-/// refuses.
-pub fn request_short_slices() {
-    #[cfg(target_os = "linux")]
-    // Leave a thread alone that has another scheduling policy: an administrator chose it.
-    if let Some(mut attr) = attributes().filter(|attr| attr.sched_policy == libc::SCHED_OTHER as u32) {
-        attr.sched_runtime = SLICE.as_nanos() as u64;
-        // SAFETY: plain data that contains its own size, for this thread; the kernel checks what it reads.
-        unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
+/// The scheduling of all threads of this process.
+pub struct Scheduling {
+    /// None if an administrator has chosen another policy, which then stays.
+    has_backlog: Option<bool>,
+}
+
+impl Scheduling {
+    /// Requests short slices for the calling thread and the threads that it starts from now on. Nothing happens, now
+    /// and later, if the kernel refuses.
+    pub fn begin() -> Self {
+        let has_backlog = (policy(0) == Some(libc::SCHED_OTHER)).then_some(false);
+        if has_backlog.is_some() {
+            request(0, libc::SCHED_OTHER, SLICE);
+        }
+        Self { has_backlog }
+    }
+
+    /// Called after each pass.
+    pub fn follow(&mut self, has_backlog: bool) {
+        if self.has_backlog != Some(!has_backlog) {
+            return;
+        }
+        self.has_backlog = Some(has_backlog);
+        let (from, to, slice) = match has_backlog {
+            true => (libc::SCHED_OTHER, libc::SCHED_BATCH, Duration::ZERO),
+            false => (libc::SCHED_BATCH, libc::SCHED_OTHER, SLICE),
+        };
+        for thread in threads().filter(|thread| policy(*thread) == Some(from)) {
+            request(thread, to, slice);
+        }
     }
 }
 
-/// The scheduling attributes of the calling thread.
-#[cfg(target_os = "linux")]
-fn attributes() -> Option<libc::sched_attr> {
+fn threads() -> impl Iterator<Item = i32> {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten();
+    tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok())
+}
+
+/// The policy of a thread; 0 is the calling one.
+fn policy(thread: i32) -> Option<i32> {
+    attributes(thread).map(|attr| attr.sched_policy as i32)
+}
+
+/// Changes the policy and the slice; a slice of zero is the default one. Keeps the nice value.
+fn request(thread: i32, policy: i32, slice: Duration) {
+    if let Some(mut attr) = attributes(thread) {
+        attr.sched_policy = policy as u32;
+        attr.sched_runtime = slice.as_nanos() as u64;
+        // SAFETY: plain data that contains its own size; the kernel checks what it reads.
+        unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const attr, 0) };
+    }
+}
+
+fn attributes(thread: i32) -> Option<libc::sched_attr> {
     // SAFETY: plain data of the given size.
     unsafe {
         let mut attr: libc::sched_attr = std::mem::zeroed();
         let size = size_of::<libc::sched_attr>();
-        (libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) == 0).then_some(attr)
-    }
-}
-
-#[cfg(all(test, target_os = "linux"))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn threads_inherit_short_slices_and_keep_policy_and_nice() {
-        let attr = || attributes().expect("attributes");
-        let (before, (mine, inherited)) = std::thread::spawn(move || {
-            let before = attr();
-            request_short_slices();
-            (before, (attr(), std::thread::spawn(attr).join().expect("a thread")))
-        })
-        .join()
-        .expect("a thread");
-        assert_eq!(
-            (mine.sched_policy, mine.sched_nice),
-            (before.sched_policy, before.sched_nice)
-        );
-        assert_eq!(mine.sched_runtime, inherited.sched_runtime);
-        // A kernel that supports slices reports them.
-        if before.sched_runtime > 0 {
-            assert_eq!(mine.sched_runtime, SLICE.as_nanos() as u64);
-        }
+        (libc::syscall(libc::SYS_sched_getattr, thread, &raw mut attr, size, 0) == 0).then_some(attr)
     }
 }

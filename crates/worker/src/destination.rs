@@ -583,6 +583,11 @@ impl<R: Runtime> Destination<R> {
         Ok((result.messages, self.wait_ms(common, may_claim)))
     }
 
+    /// Whether the last claim left rows behind.
+    pub fn wants_more(&self) -> bool {
+        self.engine.wants_more()
+    }
+
     /// Whether there is room for another claim.
     pub fn has_room(&self, common: &Common<R>) -> bool {
         self.pass_state(common).has_room()
