@@ -790,7 +790,9 @@ fn the_oracle_accepts_both_outcomes_if_the_answer_to_commit_was_lost() {
 
 /// The scheduling policies of a process's threads, from proc(5): 0 is SCHED_OTHER, 3 SCHED_BATCH.
 fn policies(pid: i32) -> BTreeSet<String> {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("threads").flatten();
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task"))
+        .expect("threads")
+        .flatten();
     let stats = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("stat")).ok());
     let policy = |stat: String| {
         let (_, after_name) = stat.rsplit_once(')').expect("a name");
@@ -809,7 +811,9 @@ fn a_worker_lets_others_run_first_while_it_works_off_a_backlog() {
     let pid = cluster.query_one(DB, "select pid from outbox_workers");
     let wait_for = |policy: &str| {
         let all = BTreeSet::from([policy.to_owned()]);
-        wait_until(&format!("policy {policy} of all threads"), LONG, || policies(pid) == all);
+        wait_until(&format!("policy {policy} of all threads"), LONG, || {
+            policies(pid) == all
+        });
     };
     cluster.exec(DB, "select outbox_publish('T', '{}')");
     wait_drained(&cluster);

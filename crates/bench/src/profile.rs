@@ -24,18 +24,10 @@ const THREADS: [&str; 4] = ["outbox-publish", "lapin-io-loop", OTHERS, MAIN];
 
 /// The phases of the main thread, and the parts of function names that tell them. The innermost function that has a
 /// phase decides.
-const PHASES: [(&str, &[&str]); 6] = [
+const PHASES: [(&str, &[&str]); 5] = [
     (
         "main thread: claim",
         &["WorkerProtocol<D>::claim", "WorkerContext>::claim", "::run_claim"],
-    ),
-    (
-        "main thread: rows into Rust",
-        &[
-            "outbox_worker::protocol::claimed",
-            "protocol::ResultRow",
-            "::SpiTupleTable",
-        ],
     ),
     ("main thread: admit, envelope", &["Engine>::admit"]),
     ("main thread: hand over", &["::hand_over"]),
@@ -201,7 +193,7 @@ fn complaint(program: &str, output: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    /// The output of perf script for five samples, shortened.
+    /// The output of perf script for four samples, shortened.
     const SCRIPT: &str = "
 \t          1f3c40 heap_getnext
 \t          2a0f11 [unknown]
@@ -209,12 +201,6 @@ mod tests {
 \t          70aa01 outbox_worker::protocol::WorkerProtocol<D>::claimed
 \t          70a9f2 outbox_worker::destination::Destination<R>::claim
 \t          6f0001 outbox_worker::worker::Worker<R>::pass
-
-\t           9a3e4 __memcpy_avx512_unaligned_erms
-\t          70cc10 outbox_worker::protocol::claimed
-\t          70d3aa <outbox::worker::store::spi::SpiDb as outbox_worker::protocol::Db>::run
-\t          70aa01 outbox_worker::protocol::WorkerProtocol<D>::claimed
-\t          70a9f2 outbox_worker::destination::Destination<R>::claim
 
 \t          7b1000 outbox_core::envelope::publication
 \t          7b2000 outbox_core::engine::admit::<impl outbox_core::engine::Engine>::admit
@@ -237,15 +223,8 @@ mod tests {
                 .find(|(phase, _)| phase.ends_with(name))
                 .map(|(_, count)| *count)
         };
-        let names = [
-            ": claim",
-            "rows into Rust",
-            "admit, envelope",
-            "hand over",
-            "rest",
-            "stack not known",
-        ];
-        assert_eq!(names.map(of), [1, 1, 1, 0, 1, 1].map(Some));
+        let names = [": claim", "admit, envelope", "hand over", "rest", "stack not known"];
+        assert_eq!(names.map(of), [1, 1, 0, 1, 1].map(Some));
         assert_eq!(counts.len(), PHASES.len() + 2);
     }
 

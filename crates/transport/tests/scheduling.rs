@@ -63,10 +63,8 @@ fn threads_have_short_slices_and_in_a_backlog_let_others_go_on() {
         let mut attr = attributes(thread);
         attr.sched_policy = policy as u32;
         // SAFETY: plain data that contains its own size.
-        assert_eq!(
-            unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const attr, 0) },
-            0
-        );
+        let result = unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const attr, 0) };
+        assert_eq!(result, 0);
     };
     request(chosen, libc::SCHED_IDLE);
     scheduling.follow(true);

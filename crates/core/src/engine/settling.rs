@@ -52,6 +52,9 @@ impl Engine {
 
     /// Settles in one transaction the messages that ended first, as many as `portion` allows, and then calls `settled`
     /// with them and with the number of rows that changed. Returns whether unsettled messages are left.
+    ///
+    /// Never inlined, so that a profile shows what belongs to it.
+    #[inline(never)]
     pub fn settle_batch<T: Tables>(
         &mut self,
         tables: &T,
