@@ -24,11 +24,10 @@ impl Scheduling {
     /// Requests short slices for the calling thread and the threads that it starts from now on. Nothing happens, now
     /// and later, if the kernel refuses.
     pub fn begin() -> Self {
-        let has_backlog = (policy(0) == Some(libc::SCHED_OTHER)).then_some(false);
-        if has_backlog.is_some() {
-            request(0, libc::SCHED_OTHER, SLICE);
+        let is_usual = request(0, libc::SCHED_OTHER, libc::SCHED_OTHER, SLICE);
+        Self {
+            has_backlog: is_usual.then_some(false),
         }
-        Self { has_backlog }
     }
 
     /// Called after each pass.
@@ -41,8 +40,8 @@ impl Scheduling {
             true => (libc::SCHED_OTHER, libc::SCHED_BATCH, Duration::ZERO),
             false => (libc::SCHED_BATCH, libc::SCHED_OTHER, SLICE),
         };
-        for thread in threads().filter(|thread| policy(*thread) == Some(from)) {
-            request(thread, to, slice);
+        for thread in threads() {
+            request(thread, from, to, slice);
         }
     }
 }
@@ -52,19 +51,17 @@ fn threads() -> impl Iterator<Item = i32> {
     tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok())
 }
 
-/// The policy of a thread; 0 is the calling one.
-fn policy(thread: i32) -> Option<i32> {
-    attributes(thread).map(|attr| attr.sched_policy as i32)
-}
-
-/// Changes the policy and the slice; a slice of zero is the default one. Keeps the nice value.
-fn request(thread: i32, policy: i32, slice: Duration) {
-    if let Some(mut attr) = attributes(thread) {
-        attr.sched_policy = policy as u32;
-        attr.sched_runtime = slice.as_nanos() as u64;
-        // SAFETY: plain data that contains its own size; the kernel checks what it reads.
-        unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const attr, 0) };
-    }
+/// Changes the policy of a thread from this one to another, and its slice; a slice of zero is the default one. Keeps the
+/// nice value. Returns false if the thread had another policy. Thread 0 is the calling one.
+fn request(thread: i32, from: i32, to: i32, slice: Duration) -> bool {
+    let Some(mut attr) = attributes(thread).filter(|attr| attr.sched_policy == from as u32) else {
+        return false;
+    };
+    attr.sched_policy = to as u32;
+    attr.sched_runtime = slice.as_nanos() as u64;
+    // SAFETY: plain data that contains its own size; the kernel checks what it reads.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const attr, 0) };
+    true
 }
 
 fn attributes(thread: i32) -> Option<libc::sched_attr> {

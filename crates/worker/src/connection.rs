@@ -138,7 +138,6 @@ impl<P: DestinationPublisher> Connection<P> {
         };
         for event in publisher.drain() {
             match event {
-                PublisherEvent::Outcomes(more) if outcomes.is_empty() => outcomes = more,
                 PublisherEvent::Outcomes(more) => outcomes.extend(more),
                 PublisherEvent::State(state) => {
                     is_down |= matches!(state, ConnectionState::Down { .. });

@@ -66,9 +66,9 @@ impl Engine {
                 decide(suspects, handle, outcome, pointer)
             },
         );
-        let bounds_lanes = self.sharing == Sharing::Leases && rules.ordering == Ordering::Partition;
+        let lane_is_one_order = self.sharing == Sharing::Leases && rules.ordering == Ordering::Partition;
         for (handle, disposition) in ended {
-            if bounds_lanes && let Some(ClaimedMessage { pointer, .. }) = self.messages.get(&handle) {
+            if lane_is_one_order && let Some(ClaimedMessage { pointer, .. }) = self.messages.get(&handle) {
                 self.read_limits
                     .record(pointer.partition, pointer.seq, &disposition, rules);
             }

@@ -44,7 +44,7 @@ impl ReadLimits {
         blocker.copied().unwrap_or(END).min(bound)
     }
 
-    /// Takes the disposition of a message: it becomes a blocker of its lane, or is one no longer.
+    /// Takes the disposition of a message of such a lane: it becomes a blocker of the lane, or is one no longer.
     pub fn record(&mut self, partition: Partition, seq: i64, disposition: &Disposition, rules: &Rules) {
         let blockers = self.blockers.entry(partition).or_default();
         match disposition {

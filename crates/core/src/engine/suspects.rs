@@ -97,9 +97,7 @@ impl Suspects {
                     self.arrived += 1;
                     self.in_doubt = false;
                 }
-                if !self.known.is_empty() {
-                    self.known.remove(&id);
-                }
+                self.known.remove(&id);
                 return decide(outcome);
             }
         };

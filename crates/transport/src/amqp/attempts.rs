@@ -50,13 +50,9 @@ impl<T> Numbered<T> {
         self.next() - 1
     }
 
-    fn place(&mut self, number: u64) -> Option<&mut Option<T>> {
-        let index = usize::try_from(number.checked_sub(self.first)?).ok()?;
-        self.items.get_mut(index)
-    }
-
     pub(crate) fn take(&mut self, number: u64) -> Option<T> {
-        let item = self.place(number)?.take()?;
+        let index = usize::try_from(number.checked_sub(self.first)?).ok()?;
+        let item = self.items.get_mut(index)?.take()?;
         self.len -= 1;
         while self.items.pop_front_if(|item| item.is_none()).is_some() {
             self.first += 1;
@@ -286,6 +282,19 @@ mod tests {
         .await
     }
 
+    type Confirm = Pin<Box<dyn Future<Output = Result<usize, usize>>>>;
+
+    /// Adds an attempt that is written at once and confirmed like [`resolved`].
+    fn add_written(
+        attempts: &mut Attempts<Ready<Result<Confirm, usize>>, Confirm>,
+        number: usize,
+        ready: &Rc<Cell<usize>>,
+        wakers: &Rc<Cell<Vec<Waker>>>,
+    ) -> Option<Result<usize, usize>> {
+        let confirm: Confirm = Box::pin(resolved(number, ready.clone(), wakers.clone()));
+        attempts.add(number as u64, std::future::ready(Ok(confirm)))
+    }
+
     /// The number of attempts without a result.
     fn open<W, C>(attempts: &Attempts<W, C>) -> usize {
         attempts.places.len() - attempts.free.len()
@@ -304,10 +313,7 @@ mod tests {
     fn only_attempts_that_were_woken_are_polled_and_all_that_are_ready_are_taken() {
         let (ready, wakers) = (Rc::new(Cell::new(1)), Rc::new(Cell::new(Vec::new())));
         let mut attempts = Attempts::default();
-        let add = |attempts: &mut Attempts<_, _>, number| {
-            let confirm = Box::pin(resolved(number, ready.clone(), wakers.clone()));
-            attempts.add(number as u64, std::future::ready(Ok(confirm)))
-        };
+        let add = |attempts: &mut Attempts<_, _>, number| add_written(attempts, number, &ready, &wakers);
         assert_eq!(add(&mut attempts, 0), Some(Ok(0)), "ready when it is added");
         (1..5).for_each(|number| assert_eq!(add(&mut attempts, number), None));
         let mut taken = Vec::new();
@@ -362,10 +368,7 @@ mod tests {
     fn a_late_wake_of_an_attempt_that_is_over_does_no_harm_to_the_next_in_its_place() {
         let (ready, wakers) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(Vec::new())));
         let mut attempts = Attempts::default();
-        let add = |attempts: &mut Attempts<_, _>, number| {
-            let confirm = Box::pin(resolved(number, ready.clone(), wakers.clone()));
-            attempts.add(number as u64, std::future::ready(Ok(confirm)))
-        };
+        let add = |attempts: &mut Attempts<_, _>, number| add_written(attempts, number, &ready, &wakers);
         let take = |attempts: &mut Attempts<_, _>| {
             let mut taken = Vec::new();
             attempts.take_ready(&mut taken);
@@ -416,8 +419,7 @@ mod tests {
         let (ready, wakers) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(Vec::new())));
         let mut attempts = Attempts::default();
         (0..4).for_each(|number| {
-            let confirm = Box::pin(resolved(number, ready.clone(), wakers.clone()));
-            assert_eq!(attempts.add(number as u64, std::future::ready(Ok(confirm))), None)
+            assert_eq!(add_written(&mut attempts, number, &ready, &wakers), None);
         });
         let count = Arc::new(Count::default());
         let task = Waker::from(Arc::clone(&count));

@@ -32,7 +32,7 @@ use crate::Outcome;
 use std::collections::HashMap;
 
 /// A `basic.return` that a confirm carried.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ReturnedMessage {
     pub(crate) message_id: String,
     pub(crate) code: u16,
@@ -121,14 +121,14 @@ impl Returns {
     }
 
     /// Marks the ids that were returned. Returns the highest seq of theirs.
-    fn record_returns(&mut self, answers: &mut [ConfirmAnswer]) -> Option<u64> {
+    fn record_returns(&mut self, answers: &[ConfirmAnswer]) -> Option<u64> {
         let mut newest = None;
-        for returned in answers.iter_mut().filter_map(|a| a.carried.as_deref_mut()) {
+        for returned in answers.iter().filter_map(|a| a.carried.as_deref()) {
             let ReturnedMessage {
                 message_id,
                 code,
                 reason,
-            } = std::mem::take(returned);
+            } = returned.clone();
             if let Some(mark) = self.returned.get_mut(&message_id) {
                 newest = newest.max(Some(mark.first_seq));
                 (mark.code, mark.reason) = (code, reason);
