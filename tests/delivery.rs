@@ -815,14 +815,33 @@ fn a_worker_lets_others_run_first_while_it_works_off_a_backlog() {
             policies(pid) == all
         });
     };
+    let backlog = || {
+        proxy.mode(Mode::DropReplies);
+        cluster.exec(DB, "select outbox_publish('T', '{}') from generate_series(1, 5000)");
+        wait_for("3");
+    };
     cluster.exec(DB, "select outbox_publish('T', '{}')");
     wait_drained(&cluster);
     wait_for("0");
-    proxy.mode(Mode::DropReplies);
-    cluster.exec(DB, "select outbox_publish('T', '{}') from generate_series(1, 5000)");
-    wait_for("3");
+    backlog();
+    cluster.exec(DB, "select outbox_pause()");
+    wait_for("0");
+    cluster.exec(DB, "select outbox_resume()");
     proxy.mode(Mode::Pass);
     proxy.reset_all();
+    wait_drained(&cluster);
+    backlog();
+    cluster.set_conf("outbox.max_rate", "5");
+    wait_for("0");
+    cluster.set_conf("outbox.max_rate", "0");
+    proxy.mode(Mode::Pass);
+    proxy.reset_all();
+    wait_drained(&cluster);
+    backlog();
+    proxy.mode(Mode::Refuse);
+    proxy.reset_all();
+    wait_for("0");
+    proxy.mode(Mode::Pass);
     wait_drained(&cluster);
     wait_for("0");
 }

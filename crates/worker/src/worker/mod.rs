@@ -49,7 +49,7 @@ pub struct Worker<R: Runtime> {
     due: DueSchedule,
     /// Whether the last pass claimed nothing.
     is_idle: bool,
-    /// Whether a claim took many messages and left others, and none has taken the rest since.
+    /// Whether a pass took many messages and left others, and each pass since could go on with them.
     has_backlog: bool,
     /// Whether this worker does the tasks that only one worker of the database does.
     is_first: bool,
@@ -143,7 +143,7 @@ impl<R: Runtime> Worker<R> {
         self.destinations.iter().map(Destination::condition)
     }
 
-    /// Whether messages wait in large numbers, so that none of them is urgent.
+    /// Whether this worker takes messages in large numbers, so that none of them is urgent.
     pub fn has_backlog(&self) -> bool {
         self.has_backlog
     }
@@ -214,8 +214,9 @@ impl<R: Runtime> Worker<R> {
         let wait_ms = self.retry_at.map_or(wait_ms.min(in_ms(self.leases_due)), in_ms);
         let wait_ms = wait_ms.min(pause.ms.unwrap_or(u32::MAX));
         self.is_idle = claimed == 0;
-        let leaves_some = self.destinations.iter().any(Destination::wants_more);
-        self.has_backlog = leaves_some && (self.has_backlog || claimed >= BACKLOG_MESSAGES);
+        let mut destinations = self.destinations.iter();
+        let takes_more = destinations.any(|destination| destination.takes_more(&self.common));
+        self.has_backlog = takes_more && (self.has_backlog || claimed >= BACKLOG_MESSAGES);
         for destination in &mut self.destinations {
             destination.record_in_flight(&self.common);
             destination.free_slots(&self.common);
