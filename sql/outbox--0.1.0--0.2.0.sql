@@ -308,6 +308,49 @@ begin
   return null;
 end
 $$;
+create or replace function outbox_internal.source_write(source @extschema@.outbox_source, seq_is_lost boolean)
+returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  old @extschema@.outbox_source;
+  reads_the_same boolean;
+begin
+  -- Waits for every transaction that has enqueued, also prepared ones, and blocks new ones.
+  lock table @extschema@.outbox_settings in access exclusive mode;
+  select * into old from @extschema@.outbox_source;
+  if source.relation is null and old.relation is null then
+    return false;
+  end if;
+  -- Waiting messages must find their events afterwards. Names of columns may change: without this nothing could be read
+  -- then.
+  reads_the_same := coalesce((source.relation = old.relation or source.relation_oid = old.relation_oid)
+                             and (source.seq = old.seq or seq_is_lost), false);
+  if not reads_the_same
+     and (exists (select from @extschema@.outbox) or exists (select from @extschema@.outbox_waiting)
+          or exists (select from @extschema@.outbox_dead)) then
+    raise exception 'the source cannot be changed while messages wait for their events'
+      using errcode = 'object_not_in_prerequisite_state',
+            detail = 'Their seqs mean events of ' || coalesce(old.relation, 'outbox_events') || '.',
+            hint = 'Stop enqueuing, wait for outbox_drain(), and retry or discard the dead letters; see'
+                   ' outbox_discard_where().';
+  end if;
+  if not outbox_internal.send_workers_away() then
+    raise exception 'the workers of this database did not end in time'
+      using errcode = 'object_in_use', hint = 'Try again; see outbox_worker_status.';
+  end if;
+  delete from @extschema@.outbox_source;
+  -- A transaction with an older snapshot then finds no row, and fails instead of reading the old source.
+  truncate @extschema@.outbox_source;
+  if source.relation is not null then
+    source.singleton := true;
+    source.since := case when reads_the_same then old.since else clock_timestamp() end;
+    insert into @extschema@.outbox_source select source.*;
+  end if;
+  perform outbox_internal.record_audit(
+    'source'::text, coalesce(to_jsonb(source) - 'singleton' - 'since' - 'relation_oid' - 'owner', '{}')
+      || jsonb_build_object('relation_before', old.relation), null::bigint, null::text);
+  return true;
+end
+$$;
 create or replace function outbox_internal.record_failed(failed @extschema@.outbox_attempts_log[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin

@@ -1157,6 +1157,8 @@ begin
       using errcode = 'object_in_use', hint = 'Try again; see outbox_worker_status.';
   end if;
   delete from @extschema@.outbox_source;
+  -- A transaction with an older snapshot then finds no row, and fails instead of reading the old source.
+  truncate @extschema@.outbox_source;
   if source.relation is not null then
     source.singleton := true;
     source.since := case when reads_the_same then old.since else clock_timestamp() end;

@@ -89,12 +89,16 @@ pub fn my_xid() -> u32 {
     unsafe { pg_sys::GetTopTransactionIdIfAny().into() }
 }
 
+/// Whether all statements of this transaction have one snapshot.
+pub fn keeps_snapshot() -> bool {
+    // SAFETY: reads a static of the server.
+    unsafe { pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 }
+}
+
 /// Whether the next statement of this transaction sees what other sessions see: each statement takes a new snapshot,
 /// and the transaction has changed nothing.
 pub fn sees_latest_commits() -> bool {
-    // SAFETY: reads a static of the server.
-    let keeps_snapshot = unsafe { pg_sys::XactIsoLevel } >= pg_sys::XACT_REPEATABLE_READ as i32;
-    !keeps_snapshot && my_xid() == 0 && !is_in_recovery()
+    !keeps_snapshot() && my_xid() == 0 && !is_in_recovery()
 }
 
 /// Whether a transaction, prepared ones included, is not over yet. If it is over, the next snapshot sees its end.

@@ -148,17 +148,12 @@ impl Source {
         }
     }
 
-    /// The current source, from the tables of the extension in this schema. Called as their owner.
-    pub fn load(extension: &str) -> SpiResult<Option<Self>> {
-        Spi::connect(|client| Self::of(client.select(Self::query(extension).as_str(), Some(1), &[])?))
-    }
-
-    /// The statement that reads the row of the source.
+    /// The statement that reads the row of the source, from the tables of the extension in this schema. Run as their
+    /// owner.
     pub fn query(extension: &str) -> String {
         let parts: Vec<String> = PARTS.iter().map(|(part, _)| format!("s.{part}")).collect();
         format!(
-            "select pg_catalog.parse_ident(s.relation), array[{}]::pg_catalog.text[],
-                    (select r.oid::pg_catalog.int8 from pg_catalog.pg_roles r where r.rolname::pg_catalog.text operator(pg_catalog.=) s.owner)
+            "select pg_catalog.parse_ident(s.relation), array[{}]::pg_catalog.text[], s.owner
              from {extension}.outbox_source s",
             parts.join(", ")
         )
@@ -169,8 +164,10 @@ impl Source {
         if rows.is_empty() {
             return Ok(None);
         }
-        let (name, mapping, owner): (Option<Vec<String>>, Option<Mapping>, Option<i64>) = rows.first().get_three()?;
-        let (name, owner) = (name.unwrap_or_default(), owner.unwrap_or_default() as u32);
+        let (name, mapping, owner): (Option<Vec<String>>, Option<Mapping>, Option<String>) =
+            rows.first().get_three()?;
+        let name = name.unwrap_or_default();
+        let owner = catalog::role_oid(&text::to_c_string(&owner.unwrap_or_default()));
         Ok(match (name.as_slice(), mapping) {
             ([schema, name], Some(mapping)) => Some(Self::new(schema, name, owner, mapping)),
             _ => None,

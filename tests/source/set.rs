@@ -191,6 +191,34 @@ fn setting_a_source_waits_for_transactions_that_have_enqueued() {
 }
 
 #[test]
+fn a_session_enqueues_from_the_source_that_is_set_or_not_at_all() {
+    let cluster = quiet_cluster();
+    cluster.exec(DB, &set_source(MAPPED));
+    let write = "insert into shop.events (\"eventKind\", stream_id) values ('T', '1')";
+    cluster.exec(DB, &format!("{write}; {write}"));
+    let (mut operator, mut older) = (cluster.connect(DB), cluster.connect(DB));
+    older.run("begin isolation level repeatable read; select from shop.events");
+    let with_key = set_source(&format!("{MAPPED}, key => '''second'''"));
+    operator.run(&format!("begin; {with_key}"));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| cluster.exec(DB, "select outbox_enqueue(1)"));
+        let sql =
+            "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and query like '%enqueue(1)%')";
+        wait_true(&cluster, "the session to wait for the lock", sql);
+        operator.run("commit");
+        waits.join().expect("enqueued");
+    });
+    let keys = "select string_agg(key, ' ') from outbox";
+    assert_eq!(cluster.query_one::<String>(DB, keys), "second");
+    let error = older
+        .batch_execute("select outbox_enqueue(2)")
+        .expect_err("changed since");
+    assert_eq!(error.code(), Some(&SqlState::T_R_SERIALIZATION_FAILURE));
+    older.run("rollback; begin isolation level repeatable read; select outbox_enqueue(2); commit");
+    assert_eq!(cluster.query_one::<String>(DB, keys), "second second");
+}
+
+#[test]
 fn ended_messages_are_replayed_and_erased_by_their_pointer() {
     let stage = Stage::new(&[]);
     stage.exec(DB, SHOP);

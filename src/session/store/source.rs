@@ -4,8 +4,10 @@ use super::statements::{Statements, statements};
 use crate::error::{UserError, internal};
 use crate::pg::spi::{Spi, SpiClient};
 use crate::pg::trigger::Call;
-use crate::pg::{catalog, guc, security};
+use crate::pg::{catalog, guc, security, table, xact};
 use crate::store::source::{PARTS, Source};
+use pgrx::PgSqlErrorCode;
+use std::rc::Rc;
 
 /// Whether events are in another table than outbox_events: outbox_events then has a trigger that refuses rows, and the
 /// server's cache knows it. Called in a function of the extension.
@@ -13,16 +15,48 @@ pub fn is_set(call: Call) -> bool {
     catalog::has_trigger(statements(call).event_table, c"outbox_source")
 }
 
-/// The source that is set, read as the owner of the tables.
-pub(super) fn of(statements: &Statements) -> Result<Option<Source>, UserError> {
-    match catalog::has_trigger(statements.event_table, c"outbox_source") {
-        false => Ok(None),
-        true => Source::load(&statements.schema).map_err(internal),
+/// The source that is set, read as the owner of the tables. It stays until the transaction ends: see
+/// [`Statements::lock`].
+pub(super) fn of(statements: &Statements) -> Result<Option<Rc<Source>>, UserError> {
+    if !catalog::has_trigger(statements.event_table, c"outbox_source") {
+        return Ok(None);
     }
+    // Whoever changes the source closes outbox_events again, which changes that table.
+    let changes = table::changes_from_now(statements.event_table);
+    if let Some((at, source)) = &*statements.source.borrow()
+        && *at == changes
+    {
+        return Ok(Some(Rc::clone(source)));
+    }
+    let source = Rc::new(read(statements)?);
+    if !xact::keeps_snapshot() {
+        statements.source.replace(Some((changes, Rc::clone(&source))));
+    }
+    Ok(Some(source))
+}
+
+fn read(statements: &Statements) -> Result<Source, UserError> {
+    let read = Spi::connect_mut(|client| {
+        let statement = statements.read_source.get_or(|| {
+            let prepared = client.prepare_mut(&Source::query(&statements.schema), &[])?;
+            Ok(prepared.keep())
+        })?;
+        // `update`, as `select` may take the snapshot of the calling statement, which is older than the lock.
+        let rows = client.update(statement, Some(1), &[]);
+        rows.and_then(Source::of).map_err(internal)
+    })?;
+    // outbox_source_set() keeps no row that an older snapshot sees: its seqs mean other events.
+    read.ok_or_else(|| {
+        UserError::new(
+            PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE,
+            "outbox_source_set() changed the source after this transaction began",
+            "Run the transaction again.",
+        )
+    })
 }
 
 /// The source that is set, whichever role the session has.
-pub fn current(call: Call) -> Result<Option<Source>, UserError> {
+pub fn current(call: Call) -> Result<Option<Rc<Source>>, UserError> {
     let statements = statements(call);
     security::run_as(statements.owner, || of(statements))
 }

@@ -4,9 +4,11 @@ use crate::error::{UserError, internal};
 use crate::pg::spi::{OwnedPreparedStatement, SpiResult};
 use crate::pg::trigger::Call;
 use crate::pg::{catalog, xact};
+use crate::store::source::Source;
 use pgrx::spi::quote_identifier;
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
+use std::rc::Rc;
 
 /// The statements of one schema, planned once per backend.
 pub struct Statements {
@@ -26,6 +28,9 @@ pub struct Statements {
     pub insert_events: [[Prepared; 2]; 2],
     /// By whether they may take the fast path.
     pub read_events: [Prepared; 2],
+    pub read_source: Prepared,
+    /// The source that was read last, and `table::changes` then.
+    pub source: RefCell<Option<(u64, Rc<Source>)>>,
     /// By whether they are scheduled, and whether there is only one.
     pub insert_messages: [[Prepared; 2]; 2],
 }
@@ -71,6 +76,8 @@ pub fn statements(fcinfo: Call) -> &'static Statements {
                 dead_table: table(c"outbox_dead"),
                 insert_events: Default::default(),
                 read_events: Default::default(),
+                read_source: Default::default(),
+                source: Default::default(),
                 insert_messages: Default::default(),
             }))
         };
