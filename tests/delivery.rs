@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use support::load::{Load, Plan};
 use support::oracle::{Arrived, Fate, Sent, Verdict, arrived, judge, last_arrivals_out_of_order};
 use support::wait::Pauses;
-use support::{Broker, Cluster, Mode, Proxy, fresh_names, wait_until};
+use support::{Broker, Cluster, Mode, Proxy, fresh_names};
 use support::{
     DB, Event, LONG, Session, Stage, all_of, exchange_and_queue, labels, outbox_cluster_with, unconnected_cluster,
     wait_connected, wait_drained, wait_published, wait_true, within,
@@ -788,7 +788,7 @@ fn the_oracle_accepts_both_outcomes_if_the_answer_to_commit_was_lost() {
     judge(&sent, &arrived).assert_perfect();
 }
 
-/// The scheduling policies of a process's threads, from proc(5): 0 is SCHED_OTHER, 3 SCHED_BATCH.
+/// The scheduling policies of a process's threads, from proc(5): 3 is SCHED_BATCH.
 fn policies(pid: i32) -> BTreeSet<String> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task"))
         .expect("threads")
@@ -802,46 +802,8 @@ fn policies(pid: i32) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_worker_lets_others_run_first_while_it_works_off_a_backlog() {
-    let broker = Broker::shared();
-    let (exchange, _queue) = exchange_and_queue(broker);
-    let proxy = Proxy::start(broker.port());
-    let cluster = unconnected_cluster(&proxy.url(), &exchange, &[]);
-    wait_connected(&cluster);
-    let pid = cluster.query_one(DB, "select pid from outbox_workers");
-    let wait_for = |policy: &str| {
-        let all = BTreeSet::from([policy.to_owned()]);
-        wait_until(&format!("policy {policy} of all threads"), LONG, || {
-            policies(pid) == all
-        });
-    };
-    let backlog = || {
-        proxy.mode(Mode::DropReplies);
-        cluster.exec(DB, "select outbox_publish('T', '{}') from generate_series(1, 5000)");
-        wait_for("3");
-    };
-    cluster.exec(DB, "select outbox_publish('T', '{}')");
-    wait_drained(&cluster);
-    wait_for("0");
-    backlog();
-    cluster.exec(DB, "select outbox_pause()");
-    wait_for("0");
-    cluster.exec(DB, "select outbox_resume()");
-    proxy.mode(Mode::Pass);
-    proxy.reset_all();
-    wait_drained(&cluster);
-    backlog();
-    cluster.set_conf("outbox.max_rate", "5");
-    wait_for("0");
-    cluster.set_conf("outbox.max_rate", "0");
-    proxy.mode(Mode::Pass);
-    proxy.reset_all();
-    wait_drained(&cluster);
-    backlog();
-    proxy.mode(Mode::Refuse);
-    proxy.reset_all();
-    wait_for("0");
-    proxy.mode(Mode::Pass);
-    wait_drained(&cluster);
-    wait_for("0");
+fn no_thread_of_a_worker_interrupts_others() {
+    let stage = Stage::new(&[]);
+    let pid = stage.query_one(DB, "select pid from outbox_workers");
+    assert_eq!(policies(pid), BTreeSet::from(["3".to_owned()]));
 }

@@ -14,7 +14,7 @@ use crate::shared::workers::{self, NoEntry, id_of};
 use crate::shared::{databases, launcher, lifecycle, transactions};
 use outbox_core::engine::Sharing;
 use outbox_core::session;
-use outbox_transport::{Scheduling, Waker};
+use outbox_transport::{Waker, give_way};
 use outbox_worker::{Described, FinishTimeouts, Pass, Worker};
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering::SeqCst;
@@ -33,7 +33,7 @@ pub fn main(database: u32, number: u32) -> ! {
     // Read before the session begins: the session then has these settings or newer ones.
     let known_defaults = databases::database(database).map_or(0, |database| database.session_defaults.load(SeqCst));
     let slot = enter(database, number);
-    let mut scheduling = Scheduling::begin();
+    give_way();
     let mut worker = start(number, slot, known_defaults);
     let waits = WaitSet::new(worker.runtime().waker().fd());
     bgworker::on_exit(stop_publishing);
@@ -48,7 +48,6 @@ pub fn main(database: u32, number: u32) -> ! {
                 0
             }
         };
-        scheduling.follow(worker.has_backlog());
         if !signals::is_shutdown_requested() {
             let wait_ms = worker.arm_wake(wait_ms, None);
             waits.wait(i64::from(wait_ms));

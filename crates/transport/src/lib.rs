@@ -39,7 +39,7 @@
 //! | `http::answer` | what does an answer mean? | `outbox-http`, pure |
 //! | `http::line` | the connection of a request, and its kill switch | `outbox-http`, `outbox-resolve` |
 //! | `tls` | which peers does a connection trust, and what does a TLS error mean? | any, pure |
-//! | `scheduler` | what does the worker request from the kernel? | the worker's main thread |
+//! | `scheduler` | what does the worker request from the kernel? | the worker's main thread, before it starts others |
 //! | `signature` | how is a message signed? | `outbox-http`, pure |
 //! | `ssrf` | may a request go to this address? | `outbox-http`, pure |
 
@@ -77,7 +77,7 @@ pub use function::BodyFunction;
 pub use http::{HttpAuth, HttpConfig};
 pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication, Text};
 pub use publisher::{Publisher, Publishers, prepare_process};
-pub use scheduler::Scheduling;
+pub use scheduler::give_way;
 pub use secret::Secret;
 pub use ssrf::AllowList;
 pub use started::{NotStarted, Started, Starter};

@@ -583,14 +583,6 @@ impl<R: Runtime> Destination<R> {
         Ok((result.messages, self.wait_ms(common, may_claim)))
     }
 
-    /// Whether the last claim left rows behind and nothing keeps the next ones from taking them at once.
-    pub fn takes_more(&self, common: &Common<R>) -> bool {
-        let state = self.pass_state(common);
-        let waits =
-            self.admission.rate_limit.per_second().is_some() || common.runtime.body_rests_ms(&self.name).is_some();
-        state.enabled && state.connected && state.last_claim_was_full && !waits
-    }
-
     /// Whether there is room for another claim.
     pub fn has_room(&self, common: &Common<R>) -> bool {
         self.pass_state(common).has_room()

@@ -15,7 +15,7 @@ use crate::progress::pass::{PassReport, timestamp};
 use crate::progress::{DestinationFacts, SHOW_EVERY, WorkerFacts, WorkerProgress};
 use crate::shutdown::Shutdown;
 use outbox_core::engine::Sharing;
-use outbox_transport::{Deadline, Scheduling, Starter, Waker};
+use outbox_transport::{Deadline, Starter, Waker, give_way};
 use outbox_worker::{FinishTimeouts, Pass, PassEnd};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -60,14 +60,14 @@ pub fn run(
     screen: Option<&Arc<WorkerProgress>>,
     printer: &mut Printer,
 ) -> Result<u64, Failure> {
-    let mut scheduling = Scheduling::begin();
+    give_way();
     let totals = Rc::<RefCell<Totals>>::default();
     let (began, mut worked) = (Instant::now(), false);
     let log = Log::new(args.silent, screen.cloned());
     let mut connect = connect.clone();
     while !stop.is_requested() {
         let ended = WorkerSession::open(handle, &connect, &args.label()).and_then(|session| {
-            let mut run = Run::begin(session, args, stop, screen, printer, &mut scheduling, &totals)?;
+            let mut run = Run::begin(session, args, stop, screen, printer, &totals)?;
             worked = true;
             run.work()
         });
@@ -108,7 +108,6 @@ struct Run<'a> {
     args: &'a WorkArgs,
     stop: &'a Shutdown,
     printer: &'a mut Printer,
-    scheduling: &'a mut Scheduling,
     pass: PassReport,
     /// When the first pass of crates/worker in this reported pass began.
     pass_began: Option<Instant>,
@@ -123,7 +122,6 @@ impl<'a> Run<'a> {
         stop: &'a Shutdown,
         screen: Option<&'a Arc<WorkerProgress>>,
         printer: &'a mut Printer,
-        scheduling: &'a mut Scheduling,
         totals: &Rc<RefCell<Totals>>,
     ) -> Result<Self, WorkError> {
         let refreshed = session.refresh()?;
@@ -154,7 +152,6 @@ impl<'a> Run<'a> {
             args,
             stop,
             printer,
-            scheduling,
             pass: PassReport::default(),
             pass_began: None,
             patience_ms: POLL_SHORTEST_MS,
@@ -189,7 +186,6 @@ impl<'a> Run<'a> {
             let Pass::Wait(wait_ms) = self.worker.pass()? else {
                 return Ok(RunEnd::Again);
             };
-            self.scheduling.follow(self.worker.has_backlog());
             if self.worker.outstanding() != before {
                 self.patience_ms = POLL_SHORTEST_MS;
             }

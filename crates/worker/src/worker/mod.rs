@@ -25,9 +25,6 @@ use std::time::{Duration, Instant};
 /// released, or while this worker has none.
 const SOON: Duration = Duration::from_millis(500);
 
-/// A pass that takes this number of messages works off a backlog if it leaves others.
-const BACKLOG_MESSAGES: usize = 100;
-
 /// What the runtime does after a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
@@ -49,8 +46,6 @@ pub struct Worker<R: Runtime> {
     due: DueSchedule,
     /// Whether the last pass claimed nothing.
     is_idle: bool,
-    /// Whether a pass took many messages and left others, and each pass since could go on with them.
-    has_backlog: bool,
     /// Whether this worker does the tasks that only one worker of the database does.
     is_first: bool,
     /// `Runtime::worker_changes` as of the last check of the leases; None = they were not checked yet.
@@ -97,7 +92,6 @@ impl<R: Runtime> Worker<R> {
             leases: Leases::default(),
             due: DueSchedule::default(),
             is_idle: false,
-            has_backlog: false,
             is_first: false,
             worker_changes: None,
             leases_due: now,
@@ -141,11 +135,6 @@ impl<R: Runtime> Worker<R> {
     /// The condition of each destination, as last reported.
     pub fn conditions(&self) -> impl Iterator<Item = Condition<'_>> {
         self.destinations.iter().map(Destination::condition)
-    }
-
-    /// Whether this worker takes messages in large numbers, so that none of them is urgent.
-    pub fn has_backlog(&self) -> bool {
-        self.has_backlog
     }
 
     /// Messages claimed and not settled.
@@ -214,9 +203,6 @@ impl<R: Runtime> Worker<R> {
         let wait_ms = self.retry_at.map_or(wait_ms.min(in_ms(self.leases_due)), in_ms);
         let wait_ms = wait_ms.min(pause.ms.unwrap_or(u32::MAX));
         self.is_idle = claimed == 0;
-        let mut destinations = self.destinations.iter();
-        let takes_more = destinations.any(|destination| destination.takes_more(&self.common));
-        self.has_backlog = takes_more && (self.has_backlog || claimed >= BACKLOG_MESSAGES);
         for destination in &mut self.destinations {
             destination.record_in_flight(&self.common);
             destination.free_slots(&self.common);
