@@ -528,6 +528,8 @@ fn a_broker_alarm_shows_as_blocked_and_costs_no_message() {
     desk.publish(batch(0));
     desk.until_answered(10);
     operator.run("set_vm_memory_high_watermark absolute 1MB");
+    let alarm = "lists:any(fun(_) -> rabbit_alarm:get_alarms() =/= [] orelse receive after 10 -> false end end, lists:seq(1, 3000))";
+    operator.run(&format!("eval 'true = {alarm}.'"));
     // The broker blocks a connection at its first publish after the alarm, not before.
     desk.publish(batch(10));
     desk.until("blocked", |d| {
