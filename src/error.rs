@@ -43,6 +43,15 @@ pub fn invalid(message: impl Into<String>, hint: impl Into<String>) -> UserError
     UserError::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, message, hint)
 }
 
+/// The error for a transaction whose snapshot is older than a change that it must follow.
+pub fn changed_since(message: &str) -> UserError {
+    UserError::new(
+        PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE,
+        message,
+        "Run the transaction again.",
+    )
+}
+
 /// The error for a failed statement of the extension.
 pub fn internal(error: SpiError) -> UserError {
     match error {

@@ -400,7 +400,7 @@ fn a_worker_behind_a_slow_link_loses_and_reorders_nothing_and_delays_no_other_pa
     // A slow link is no fault as long as the leases are renewed over it. If not, the worker behind it says so, or another
     // one has taken its partitions and it has not noticed yet.
     let said = ["east", "west"].map(|name| site.log(name).matches("the leases have run out").count());
-    let taken = std::array::from_fn::<_, 2, _>(|of| usize::from(held[of] != epochs()[of]));
+    let taken = held.iter().zip(epochs()).map(|(held, now)| usize::from(*held != now));
     let run_out: usize = said.iter().zip(taken).map(|(said, taken)| taken.max(*said)).sum();
     faults.hung_since(began, run_out);
     faults.assert_explain(&verdict, &messages(&site.cluster));

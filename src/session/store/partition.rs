@@ -1,7 +1,7 @@
 //! The partition of a message: by its key or its seq, or by the partitioner of the user. Runs in a user's backend.
 
 use super::statements::{Statements, statements};
-use crate::error::{UserError, internal, invalid, unexpected};
+use crate::error::{UserError, changed_since, internal, invalid, unexpected};
 use crate::pg::spi::{Spi, SpiResult};
 use crate::pg::table::{self, Row};
 use crate::pg::trigger::Call;
@@ -80,10 +80,8 @@ fn read_by_statement(statements: &Statements) -> Result<(i16, Option<String>), U
     }
     // outbox_configure() keeps no row that an older snapshot sees: with the old count one key would be in two
     // partitions.
-    Err(UserError::new(
-        PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE,
+    Err(changed_since(
         "outbox_configure() changed the partitions after this transaction began",
-        "Run the transaction again.",
     ))
 }
 

@@ -1,12 +1,11 @@
 //! The event source that is set, and how another one is set. Runs in a user's backend.
 
 use super::statements::{Statements, statements};
-use crate::error::{UserError, internal};
+use crate::error::{UserError, changed_since, internal};
 use crate::pg::spi::{Spi, SpiClient};
 use crate::pg::trigger::Call;
 use crate::pg::{catalog, guc, security, table, xact};
 use crate::store::source::{PARTS, Source};
-use pgrx::PgSqlErrorCode;
 use std::rc::Rc;
 
 /// Whether events are in another table than outbox_events: outbox_events then has a trigger that refuses rows, and the
@@ -29,6 +28,7 @@ pub(super) fn of(statements: &Statements) -> Result<Option<Rc<Source>>, UserErro
         return Ok(Some(Rc::clone(source)));
     }
     let source = Rc::new(read(statements)?);
+    // An older snapshot may show an older source: 0.1.0 of outbox_source_set() keeps the row for it.
     if !xact::keeps_snapshot() {
         statements.source.replace(Some((changes, Rc::clone(&source))));
     }
@@ -46,13 +46,7 @@ fn read(statements: &Statements) -> Result<Source, UserError> {
         rows.and_then(Source::of).map_err(internal)
     })?;
     // outbox_source_set() keeps no row that an older snapshot sees: its seqs mean other events.
-    read.ok_or_else(|| {
-        UserError::new(
-            PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE,
-            "outbox_source_set() changed the source after this transaction began",
-            "Run the transaction again.",
-        )
-    })
+    read.ok_or_else(|| changed_since("outbox_source_set() changed the source after this transaction began"))
 }
 
 /// The source that is set, whichever role the session has.
