@@ -43,6 +43,11 @@
 //! | `signature` | how is a message signed? | `outbox-http`, pure |
 //! | `ssrf` | may a request go to this address? | `outbox-http`, pure |
 
+/// The allocator of all Rust code of a process that delivers. Postgres' own memory is not touched. Messages are made on one
+/// thread and freed on others: docs/decisions/workers.md has the figures.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 mod addresses;
 mod amqp;
 mod backoff;

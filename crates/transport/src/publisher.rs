@@ -21,12 +21,8 @@ const UNDRAINED_WINDOWS_MAX: usize = 8;
 /// bounds lapin's recursion to a tenth of it in a debug build. No larger than needed: with vm.overcommit_memory = 2 a
 /// stack counts in full.
 const STACK_BYTES: usize = 8 << 20;
-/// Free memory, in bytes, that the process keeps instead of returning it to the kernel.
-#[cfg(target_env = "gnu")]
-const KEPT_BYTES: libc::c_int = 8 << 20;
 
-/// Sets the stack size of the threads that lapin and tokio start through `std::thread`. Also makes the allocator keep
-/// the freed memory of a few batches instead of returning it to the kernel after each batch.
+/// Sets the stack size of the threads that lapin and tokio start through `std::thread`.
 ///
 /// lapin accepts no stack size. std reads RUST_MIN_STACK once, at the first spawn without an explicit size, and
 /// remembers it. So call this at the start of the worker, before the first [`Publishers::start`].
@@ -40,12 +36,6 @@ pub unsafe fn prepare_process() {
     unsafe {
         std::env::set_var("RUST_MIN_STACK", STACK_BYTES.to_string());
         std::env::set_var("RUST_BACKTRACE", "0"); // the message of a panic already has its location
-    }
-    #[cfg(target_env = "gnu")]
-    // SAFETY: sets two thresholds of the allocator.
-    unsafe {
-        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_BYTES);
-        libc::mallopt(libc::M_MMAP_THRESHOLD, KEPT_BYTES);
     }
 }
 

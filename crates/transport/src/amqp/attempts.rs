@@ -86,8 +86,6 @@ pub(crate) struct Attempts<W, C> {
     /// The places without an attempt.
     free: Vec<usize>,
     unwritten: usize,
-    /// The memory of writes that are complete. A write takes 1,500 bytes, which cost malloc more than smaller pieces.
-    spare: Vec<Pin<Box<W>>>,
     noted: Arc<Noted>,
     /// The places that are polled now. Empty otherwise: only its memory is kept.
     woken: Vec<usize>,
@@ -111,7 +109,6 @@ impl<W, C> Default for Attempts<W, C> {
             places: Vec::new(),
             free: Vec::new(),
             unwritten: 0,
-            spare: Vec::new(),
             noted: Arc::default(),
             woken: Vec::new(),
         }
@@ -130,15 +127,8 @@ where
 
     /// Adds a publish and polls it. Returns its result if that is ready.
     pub(crate) fn add(&mut self, seq: u64, write: W) -> Option<Result<T, E>> {
-        let write = match self.spare.pop() {
-            Some(mut memory) => {
-                memory.set(write);
-                memory
-            }
-            None => Box::pin(write),
-        };
         let place = self.free.pop().unwrap_or_else(|| self.new_place());
-        (self.places[place].seq, self.places[place].step) = (seq, Some(Step::Write(write)));
+        (self.places[place].seq, self.places[place].step) = (seq, Some(Step::Write(Box::pin(write))));
         self.unwritten += 1;
         self.poll(place).map(|(_, result)| result)
     }
@@ -181,12 +171,9 @@ where
                         return None;
                     };
                     self.unwritten -= 1;
-                    let before = match written {
-                        Ok(confirm) => step.replace(Step::Confirm(confirm)),
+                    match written {
+                        Ok(confirm) => *step = Some(Step::Confirm(confirm)),
                         Err(error) => break Err(error),
-                    };
-                    if let Some(Step::Write(memory)) = before {
-                        self.spare.push(memory);
                     }
                 }
                 Step::Confirm(confirm) => match Pin::new(confirm).poll(&mut context) {
@@ -346,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_counts_until_it_is_complete_and_its_memory_is_used_again() {
+    fn a_write_counts_until_it_is_complete() {
         let (ready, wakers) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(Vec::new())));
         let mut attempts = Attempts::default();
         let add = |attempts: &mut Attempts<_, _>, number| {
@@ -359,9 +346,9 @@ mod tests {
         let mut taken = Vec::new();
         attempts.take_ready(&mut taken);
         assert_eq!(taken, [(0, Ok(0)), (1, Err(1)), (2, Ok(2))]);
-        assert_eq!((attempts.unwritten(), attempts.spare.len()), (0, 2));
+        assert_eq!(attempts.unwritten(), 0);
         assert_eq!(add(&mut attempts, 3), Some(Ok(3)));
-        assert_eq!((attempts.unwritten(), attempts.spare.len()), (0, 2));
+        assert_eq!(attempts.unwritten(), 0);
     }
 
     #[test]
