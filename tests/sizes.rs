@@ -3,9 +3,10 @@
 
 use postgres::error::{DbError, SqlState};
 use serde_json::Value;
+use std::path::Path;
 use std::process::Command;
 use support::{Broker, Cluster, process};
-use support::{DB, Stage, all_of, exchange_and_queue, idle_cluster, outbox_cluster, wait_drained};
+use support::{DB, Stage, all_of, exchange_and_queue, idle_cluster, outbox_cluster, unconnected_builder, wait_drained};
 
 /// 54000 or 53200: too large, or no memory. Any other error, such as a lost connection, is a defect.
 fn refusal(cluster: &Cluster, sql: &str) -> DbError {
@@ -20,7 +21,10 @@ fn refusal(cluster: &Cluster, sql: &str) -> DbError {
 
 #[test]
 fn when_memory_runs_out_the_statement_fails_and_the_server_survives() {
-    let cluster = idle_cluster(&["shared_buffers = 16MB"]);
+    let small = ["outbox.workers = 0", "shared_buffers = 16MB"];
+    let builder = unconnected_builder("", "x", &small);
+    // Otherwise the extension has 1 GiB before it asks the kernel, and only Postgres would get no memory.
+    let cluster = builder.variable("MIMALLOC_ARENA_RESERVE", Path::new("32768")).start();
     cluster.exec(
         DB,
         "create table t (id int primary key, name text); select outbox_capture('t')",
@@ -31,7 +35,7 @@ fn when_memory_runs_out_the_statement_fails_and_the_server_survives() {
     // of Postgres and of the extension, is once the one that gets no memory.
     const MB: usize = 40;
     const LIMITS_MB: usize = 8;
-    for limit_mb in (260..).step_by(60).take(LIMITS_MB) {
+    for limit_mb in (330..).step_by(60).take(LIMITS_MB) {
         let limit = format!("--as={}:", limit_mb << 20);
         let mut prlimit = Command::new("prlimit");
         prlimit.args(["--pid", &pid, &limit]);
