@@ -4,6 +4,7 @@
 mod acting;
 mod connection;
 mod fixes;
+mod listening;
 mod reading;
 mod terminal;
 mod tls;

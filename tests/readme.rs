@@ -230,6 +230,30 @@ fn the_readme_produces_the_output_it_shows() {
     assert_eq!(message.json()["key"], "order:42");
 }
 
+/// The first of the quick starts: no broker, and nothing but the library on the server.
+#[test]
+fn the_readme_brings_an_event_to_the_terminal() {
+    let cluster = Cluster::builder().start();
+    cluster.exec("postgres", "create database shop");
+    const START: &str = "Quick start on your terminal";
+    let mut readme = Page::open("README.md");
+    let mut listen = outboxctl(&cluster, readme.one(START, "sh").trim());
+    listen.args(["--port", "0"]).stdout(Stdio::piped()); // the default port may be in use here
+    let mut listen = process::spawn_bound(listen, libc::SIGKILL).expect("start outboxctl listen");
+    let mut lines = std::io::BufReader::new(listen.stdout.take().expect("piped")).lines();
+    let mut next = || lines.next().expect("a line").expect("text");
+    let said = next();
+    let url = said
+        .strip_prefix("Listening at ")
+        .and_then(|rest| rest.split_once(". "));
+    let (url, _) = url.expect("its address");
+    next(); // how to make a destination
+    readme.replace("http://127.0.0.1:8081/", url);
+    psql(&cluster, &readme.one(START, "sql"));
+    assert_eq!(next(), readme.one(START, "").trim());
+    process::kill(&mut listen);
+}
+
 #[test]
 fn the_tutorial_produces_the_output_it_shows() {
     let broker = Broker::start_sized(Size::default());

@@ -1,6 +1,7 @@
 //! The options of a destination, as CREATE SERVER and CREATE USER MAPPING declare them, and the function that makes its
 //! bodies. Called by SQL in a user's backend, on its main thread.
 
+use crate::config;
 use crate::error::{self, UserError};
 use crate::pg::args::{SqlText, SqlTexts};
 use crate::pg::catalog::{self, Oid, OptionsOf};
@@ -46,6 +47,16 @@ fn check_options(kind: Kind, options: SqlTexts, catalog: Oid) {
         && let Err(why) = body::check(&body, security::current_user())
     {
         error::warning(format!("no message can be sent there yet: {}", why.message), why.hint);
+    }
+    // Nor this: a dump is restored before the setting is made.
+    if let Ok(target) = target::described(kind, &config::default_target(), &options, &[])
+        && let Some((host, why)) = target.refused_host()
+    {
+        let hint = format!("If that is meant, a superuser allows it: {}.", store::allowing(&host));
+        error::warning(
+            format!("no message can be sent there yet: {why}, and outbox.http_allow does not list it"),
+            hint,
+        );
     }
 }
 

@@ -7,7 +7,9 @@ pub mod source;
 pub mod standbys;
 pub mod statement;
 
+use crate::error::internal;
 use crate::pg::catalog::{self, Server};
+use crate::pg::spi::{Spi, SpiResult};
 use outbox_worker::DEFAULT_DESTINATION;
 
 /// The name of a key in an error for an event that was enqueued without one.
@@ -29,4 +31,19 @@ pub fn aggregate_key(aggregate_type: Option<&str>, aggregate_id: Option<&str>) -
         (None, Some(id)) => Some(id.to_string()),
         (_, None) => None,
     }
+}
+
+/// The command that adds a host to outbox.http_allow, where that is set.
+pub fn allowing(host: &str) -> String {
+    let sql = "select pg_catalog.format(case when s.source operator(pg_catalog.=) 'database'
+                 then 'ALTER DATABASE %1$I SET outbox.http_allow = %2$L'
+                 else 'ALTER SYSTEM SET outbox.http_allow = %2$L; SELECT pg_reload_conf()' end,
+                 pg_catalog.current_database(),
+                 case when s.setting operator(pg_catalog.=) '' then $1 else pg_catalog.concat(s.setting, ', ', $1) end)
+               from pg_catalog.pg_settings s where s.name operator(pg_catalog.=) 'outbox.http_allow'";
+    let command: SpiResult<Option<String>> = Spi::get_one_with_args(sql, &[host.into()]);
+    command
+        .map_err(internal)
+        .unwrap_or_else(|error| error.raise())
+        .unwrap_or_default()
 }

@@ -311,3 +311,58 @@ fn an_address_that_is_not_public_is_reported_and_a_setting_allows_it() {
         "{error:?}"
     );
 }
+
+#[test]
+fn the_call_that_makes_a_local_destination_says_how_to_allow_it() {
+    let receiver = willing();
+    let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &["outbox.http_allow = '10.0.0.0/8'"]);
+    let http = |host: &str| {
+        let url = receiver.url("/").replace("127.0.0.1", host);
+        format!("create server hook foreign data wrapper outbox_http options (url '{url}')")
+    };
+    let amqp = |url: &str| format!("create server hook foreign data wrapper outbox_amqp options (url '{url}')");
+    for (sql, host) in [
+        (http("127.0.0.1"), "127.0.0.1"),
+        (http("localhost"), "localhost"),
+        (amqp("amqp://127.0.0.1:2"), "127.0.0.1"),
+    ] {
+        let (message, hint) = warning(&cluster, &sql).expect("a WARNING");
+        assert!(message.contains(&format!("{host} is a loopback address")), "{message}");
+        assert!(
+            hint.contains(&format!("ALTER SYSTEM SET outbox.http_allow = '10.0.0.0/8, {host}'")),
+            "{hint}"
+        );
+        cluster.exec(DB, "drop server hook");
+    }
+    for sql in [
+        http("hooks.example"),
+        http("10.1.2.3"),
+        amqp("amqp://127.0.0.1:1/vhost"),
+        amqp("amqp://192.168.1.1"),
+        amqp("amqp://127.0.0.1:2,broker.example"),
+    ] {
+        assert_eq!(warning(&cluster, &sql), None, "{sql}");
+        cluster.exec(DB, "drop server hook");
+    }
+    cluster.exec(DB, "alter database postgres set outbox.http_allow = ''");
+    let (_, hint) = warning(&cluster, &http("127.0.0.1")).expect("a WARNING");
+    let command = "ALTER DATABASE postgres SET outbox.http_allow = '127.0.0.1'";
+    assert!(hint.ends_with(&format!(": {command}.")), "{hint}");
+    cluster.exec(DB, command);
+    cluster.publish_run("hook", "k", 1);
+    wait_published(&cluster, 1);
+}
+
+/// The first warning of a statement in a new session: its message and its HINT.
+fn warning(cluster: &Cluster, sql: &str) -> Option<(String, String)> {
+    let (sender, notices) = std::sync::mpsc::channel();
+    let mut config: postgres::Config = cluster.conn_string(DB).parse().expect("a connection string");
+    config.notice_callback(move |notice| {
+        let _ = sender.send((
+            notice.message().to_owned(),
+            notice.hint().unwrap_or_default().to_owned(),
+        ));
+    });
+    config.connect(postgres::NoTls).expect("connect").run(sql);
+    notices.try_iter().next()
+}

@@ -6,6 +6,7 @@ mod commands;
 mod connect;
 mod failure;
 mod format;
+mod listen;
 mod messages;
 mod operation;
 mod output;
@@ -66,6 +67,8 @@ enum Command {
     Relay(delivery::RelayArgs),
     /// Serve a live web page, and metrics for Prometheus
     Serve(serve::ServeArgs),
+    /// Receive the messages of a destination by HTTP, and print them
+    Listen(listen::ListenArgs),
     /// Deliver as a worker outside the server
     Work(work::WorkArgs),
     /// Show the versions of this program, the extension and the server
@@ -106,6 +109,7 @@ async fn run() -> ExitCode {
         Command::Resume(args) => delivery::switch(&context, Verb::Resume, args).await,
         Command::Relay(args) => delivery::relay(&context, args).await,
         Command::Serve(args) => serve::run(&context, args).await,
+        Command::Listen(args) => listen::run(&context, args).await,
         Command::Work(args) => work::run(&context, args).await,
         Command::Version => version::run(&context).await,
         Command::Top(args) => top::run(&context, args).await,

@@ -84,6 +84,7 @@ pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication, Te
 pub use publisher::{Publisher, Publishers, prepare_process};
 pub use scheduler::give_way;
 pub use secret::Secret;
+pub use signature::Signer;
 pub use ssrf::AllowList;
 pub use started::{NotStarted, Started, Starter};
 pub use tls::{ClientCertificate, Tls, TlsError, TlsPart};

@@ -1,5 +1,5 @@
 //! Signs a message as the Standard Webhooks specification demands (standardwebhooks.com, 1.0.0), so that receivers can
-//! verify it with any library for that standard. Pure; called by `http::request` on the request threads.
+//! verify it with any library for that standard. Pure; called by `http::request` on the request threads, and by a receiver.
 
 use crate::Secret;
 use base64::Engine;
@@ -21,7 +21,7 @@ const LENIENT: GeneralPurpose = GeneralPurpose::new(
 
 /// Signs with each of its keys. While a secret is rotated, a receiver may know only the old one or only the new one.
 #[derive(Clone)]
-pub(crate) struct Signer(Vec<Hmac<Sha256>>);
+pub struct Signer(Vec<Hmac<Sha256>>);
 
 impl fmt::Debug for Signer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -31,7 +31,7 @@ impl fmt::Debug for Signer {
 
 impl Signer {
     /// Takes secrets of the form `whsec_` plus base64. The error never repeats a secret.
-    pub(crate) fn new(secrets: &[Secret]) -> Result<Self, String> {
+    pub fn new(secrets: &[Secret]) -> Result<Self, String> {
         secrets.iter().map(key).collect::<Result<_, _>>().map(Self)
     }
 
@@ -40,14 +40,27 @@ impl Signer {
     }
 
     /// The value of the header `webhook-signature`.
-    pub(crate) fn sign(&self, id: &str, timestamp_s: u64, body: &[u8]) -> String {
-        let signed = self.0.iter().map(|key| {
+    pub fn sign(&self, id: &str, timestamp_s: u64, body: &[u8]) -> String {
+        let signed = self.macs(id, timestamp_s, body);
+        let signed = signed.map(|mac| format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes())));
+        signed.collect::<Vec<_>>().join(" ")
+    }
+
+    /// Whether one of these signatures, of the header `webhook-signature`, is by one of the keys.
+    pub fn verifies(&self, id: &str, timestamp_s: u64, body: &[u8], signatures: &str) -> bool {
+        let given = signatures.split(' ').filter_map(|given| given.strip_prefix("v1,"));
+        let given: Vec<_> = given.filter_map(|given| STANDARD.decode(given).ok()).collect();
+        self.macs(id, timestamp_s, body)
+            .any(|mac| given.iter().any(|given| mac.clone().verify_slice(given).is_ok()))
+    }
+
+    fn macs(&self, id: &str, timestamp_s: u64, body: &[u8]) -> impl Iterator<Item = Hmac<Sha256>> {
+        self.0.iter().map(move |key| {
             let mut mac = key.clone();
             mac.update(format!("{id}.{timestamp_s}.").as_bytes());
             mac.update(body);
-            format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes()))
-        });
-        signed.collect::<Vec<_>>().join(" ")
+            mac
+        })
     }
 }
 

@@ -72,6 +72,17 @@ impl AllowList {
         }
     }
 
+    /// Why nothing may be sent to a host that is an address or `localhost`; None for any other name, which may resolve to
+    /// whatever address later.
+    pub(crate) fn refusal_of(&self, host: &str) -> Option<String> {
+        let address = match plain_host(host).as_str() {
+            "localhost" => Ipv4Addr::LOCALHOST.into(),
+            host => host.parse().ok()?,
+        };
+        let class = self.refusal(host, address)?;
+        Some(format!("{host} is {class}"))
+    }
+
     /// Why no request may be sent to `address`, as a phrase; None if one may. `host` is the host in the URL.
     fn refusal(&self, host: &str, address: IpAddr) -> Option<&'static str> {
         let address = address.to_canonical(); // the socket connects to the IPv4 address inside a mapped one

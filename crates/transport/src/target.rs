@@ -150,6 +150,25 @@ impl Target {
         }
     }
 
+    /// Why no message can be sent, if that follows from the hosts in the URL and the list of what may be reached: the host,
+    /// and the reason.
+    pub fn refused_host(&self) -> Option<(String, String)> {
+        let hosts: Vec<String> = match &self.transport {
+            Protocol::Amqp(amqp) => amqp
+                .address()
+                .ok()?
+                .endpoints
+                .into_iter()
+                .map(|endpoint| endpoint.host)
+                .collect(),
+            Protocol::Http(http) => vec![http.address().ok()?.host],
+        };
+        let refused = hosts
+            .into_iter()
+            .map(|host| self.allow.refusal_of(&host).map(|why| (host, why)));
+        refused.collect::<Option<Vec<_>>>()?.pop()
+    }
+
     /// The description without limits: the part that the connection depends on.
     pub fn unlimited(self) -> Self {
         Self {
