@@ -13,6 +13,7 @@ use axum::http::{HeaderMap, StatusCode};
 use clap::Args;
 use outbox_transport::{Secret, Signer};
 use percent_encoding::percent_decode;
+use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -205,34 +206,31 @@ impl<'a> Received<'a> {
 
     /// `#1 OrderPlaced order:42 {"total": 99.90}`, and what is unusual.
     fn line(&self) -> Line<'static> {
-        let mut spans = Vec::new();
-        let seq = self.seq.map(|seq| format!("#{seq}"));
-        spans.extend(seq.map(|seq| Span::styled(seq, theme::DIM)));
-        spans.extend(
-            self.kind
-                .as_ref()
-                .map(|kind| Span::styled(kind.to_string(), theme::STRONG)),
-        );
-        spans.extend(self.key.as_ref().map(|key| Span::raw(key.to_string())));
+        let mut line = Line::default();
+        let mut add = |word: Option<String>, style: Style| {
+            line.spans.extend(
+                word.into_iter()
+                    .flat_map(|word| [Span::styled(word, style), Span::raw(" ")]),
+            );
+        };
+        add(self.seq.map(|seq| format!("#{seq}")), theme::DIM);
+        add(self.kind.as_deref().map(str::to_owned), theme::STRONG);
+        add(self.key.as_deref().map(str::to_owned), Style::new());
         let attempt = self.attempt.filter(|attempt| *attempt > 1);
-        spans.extend(attempt.map(|attempt| Span::styled(format!("attempt {attempt}"), theme::WARNING)));
+        add(attempt.map(|attempt| format!("attempt {attempt}")), theme::WARNING);
         let wrong = self.signature.filter(|signature| *signature != "valid");
-        spans.extend(wrong.map(|wrong| Span::styled(wrong, theme::BAD)));
+        add(wrong.map(str::to_owned), theme::BAD);
         let is_refused = !(200..300).contains(&self.answer);
-        spans.extend(is_refused.then(|| Span::styled(format!("answered {}", self.answer), theme::BAD)));
-        let taken: usize = spans.iter().map(|span| span.width() + 1).sum();
+        add(is_refused.then(|| format!("answered {}", self.answer)), theme::BAD);
         let body = match &self.body {
             Body::Json(json) => {
                 serde_json::from_str::<Wrapped>(json.get()).map_or(json.get(), |wrapped| wrapped.payload.get())
             }
             Body::Text(text) => text,
         };
-        spans.push(Span::raw(fit(body, output::room().saturating_sub(taken))));
-        let gaps = std::iter::repeat_n(Span::raw(" "), spans.len() - 1)
-            .map(Some)
-            .chain([None]);
-        let with_gaps = spans.into_iter().zip(gaps);
-        with_gaps.flat_map(|(span, gap)| [Some(span), gap]).flatten().collect()
+        let room = output::room().saturating_sub(line.width());
+        line.push_span(Span::raw(fit(body, room)));
+        line
     }
 }
 
