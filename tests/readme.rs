@@ -10,6 +10,7 @@ use support::program::example_packages;
 use support::{Broker, Cluster, Consumer, LONG, Pty, Size, markdown, process, program, wait_until};
 
 const SHOP: &str = "shop";
+const RABBITMQ: &str = "Quick start with your RabbitMQ";
 
 /// A page, with the servers of the test instead of those of its examples.
 struct Page {
@@ -72,6 +73,24 @@ fn psql(cluster: &Cluster, sql: &str) -> String {
     lines.join("\n").trim_end().to_owned()
 }
 
+fn cells(row: &str) -> Vec<&str> {
+    row.split('|').map(str::trim).collect()
+}
+
+/// The settings with the grant, the check, and the question why nothing arrives.
+fn rabbitmq_steps(readme: &Page) -> (String, String, String) {
+    let steps = readme.blocks(RABBITMQ, "sql");
+    let [settings, ask] = &steps[..] else {
+        panic!("other steps: {steps:#?}")
+    };
+    let (settings, check) = settings
+        .trim_end()
+        .rsplit_once('\n')
+        .expect("a check behind the settings");
+    assert!(check.contains("outbox_check()"), "{check}");
+    (settings.to_owned(), check.to_owned(), ask.clone())
+}
+
 fn shell(script: &str) {
     let status = Command::new("sh").args(["-euc", script]).status().expect("run sh");
     assert!(status.success(), "{script}");
@@ -122,28 +141,27 @@ fn the_readme_produces_the_output_it_shows() {
         readme.replace("-o postgres -g postgres ", ""); // the server runs as the user of the test
     }
 
-    psql(&cluster, &readme.one("Install", "sql"));
+    let steps = readme.blocks("Install", "sql");
+    let [preload, create] = &steps[..] else {
+        panic!("other steps: {steps:#?}")
+    };
+    psql(&cluster, preload);
     cluster.restart();
     assert_eq!(
         psql(&cluster, "show shared_preload_libraries").lines().last(),
         Some(" auto_explain, outbox"),
         "libraries that were preloaded stay"
     );
-    const START: &str = "Quick start with your RabbitMQ";
-    let scripts = readme.blocks(START, "sh");
-    let [user, secret, bind, bind_by_version_1] = &scripts[..] else {
+    psql(&cluster, create);
+    let scripts = readme.blocks(RABBITMQ, "sh");
+    let [user, bind] = &scripts[..] else {
         panic!("other scripts: {scripts:#?}")
     };
     shell(user);
-    shell(secret);
-    let steps = readme.blocks(START, "sql");
-    let [settings, create, check, ask] = &steps[..] else {
-        panic!("other steps: {steps:#?}")
-    };
-    psql(&cluster, settings);
-    psql(&cluster, create);
+    let (settings, check, ask) = rabbitmq_steps(&readme);
+    psql(&cluster, &settings);
     wait_until("each step of the check to pass", LONG, || {
-        let printed = psql(&cluster, check);
+        let printed = psql(&cluster, &check);
         let ok: Vec<&str> = printed
             .lines()
             .skip(2)
@@ -153,7 +171,16 @@ fn the_readme_produces_the_output_it_shows() {
     });
     let (enable, declare) = bind.split_once('\n').expect("one command to enable the plugin");
     shell(enable);
-    shell(if is_version_1 { bind_by_version_1 } else { declare });
+    let declare: Vec<&str> = declare.lines().collect();
+    let [queue_by_2, binding_by_2, queue_by_1, binding_by_1] = declare[..] else {
+        panic!("other commands: {declare:#?}")
+    };
+    for command in match is_version_1 {
+        true => [queue_by_1, binding_by_1],
+        false => [queue_by_2, binding_by_2],
+    } {
+        shell(command);
+    }
     let consumer = Consumer::new(&broker, queue);
 
     let tutorial = Page::open("docs/tutorial.md");
@@ -161,6 +188,7 @@ fn the_readme_produces_the_output_it_shows() {
     psql(&cluster, steps[0].split("\n\n").next().expect("the table"));
     let example = readme.blocks("outbox", "sql").remove(0);
     let (transaction, query) = example.split_once("select seq").expect("a transaction and a query");
+    let (query, shown_row) = query.split_once("\n-- ").expect("a row below the query");
     psql(&cluster, transaction);
     assert!(psql(&cluster, "select total from orders").ends_with("99.90"));
     let shown: Value = serde_json::from_str(&readme.blocks("outbox", "json")[0]).expect("JSON");
@@ -171,11 +199,12 @@ fn the_readme_produces_the_output_it_shows() {
     }
     assert_eq!(received, shown);
     assert_eq!(message.routing_key, "order.placed");
-    let table = &readme.blocks("outbox", "")[0];
     wait_until("what README.md shows", LONG, || {
-        psql(&cluster, &format!("select seq{query}")) == table.trim_end()
+        let printed = psql(&cluster, &format!("select seq{query}"));
+        let rows: Vec<Vec<&str>> = printed.lines().skip(2).map(cells).collect();
+        rows == [cells(shown_row)]
     });
-    let answer = psql(&cluster, ask);
+    let answer = psql(&cluster, &ask);
     assert!(
         answer.lines().all(|line| !line.contains(" f "))
             && answer.lines().filter(|line| line.contains("-+-")).count() == 2,
@@ -230,10 +259,11 @@ fn the_readme_produces_the_output_it_shows() {
     assert_eq!(message.json()["key"], "order:42");
 }
 
-/// The first of the quick starts: no broker, and nothing but the library on the server.
+/// The first of the quick starts: no broker, and nothing but the library on the server. The second can follow it.
 #[test]
 fn the_readme_brings_an_event_to_the_terminal() {
     let cluster = Cluster::builder().start();
+    cluster.exec("postgres", "create role app login");
     cluster.exec("postgres", "create database shop");
     const START: &str = "Quick start on your terminal";
     let mut readme = Page::open("README.md");
@@ -249,9 +279,15 @@ fn the_readme_brings_an_event_to_the_terminal() {
     let (url, _) = url.expect("its address");
     next(); // how to make a destination
     readme.replace("http://127.0.0.1:8081/", url);
-    psql(&cluster, &readme.one(START, "sql"));
-    assert_eq!(next(), readme.one(START, "").trim());
+    psql(&cluster, &readme.blocks("Install", "sql")[1]);
+    let start = readme.one(START, "sql");
+    let (_, shown) = start.split_once("-- The terminal shows: ").expect("what it shows");
+    psql(&cluster, &start);
+    assert_eq!(next(), shown.trim());
     process::kill(&mut listen);
+    psql(&cluster, &rabbitmq_steps(&readme).0);
+    let follows = "select pg_has_role('app', 'outbox_writer', 'member') and not exists (select from pg_foreign_server)";
+    assert!(cluster.query_one::<bool>(SHOP, follows));
 }
 
 #[test]
