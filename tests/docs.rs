@@ -80,16 +80,39 @@ const PAGES: &[Page] = &[
         alone: &[],
     },
     Page {
-        name: "docs/operating.md",
-        before:
-            "create server audit foreign data wrapper outbox_amqp; create server hook foreign data wrapper outbox_http;
-                 create schema shop; create role shop_owner; grant usage, create on schema shop to shop_owner;",
+        name: "docs/operate/backup.md",
+        before: "",
+        replacements: &[],
+        alone: &[("drop owned by", "")],
+    },
+    Page {
+        name: "docs/operate/daily.md",
+        before: "",
         replacements: &[("'5 minutes'", "'1 second'")],
+        alone: &[],
+    },
+    Page {
+        name: "docs/operate/incidents.md",
+        before: "",
+        replacements: &[],
+        alone: &[],
+    },
+    Page {
+        name: "docs/operate/install.md",
+        before: "",
+        replacements: &[],
         alone: &[
             ("create schema outbox;", ""),
             ("create extension outbox", "create schema outbox;"),
-            ("drop owned by", ""),
         ],
+    },
+    Page {
+        name: "docs/operate/sizes.md",
+        before:
+            "create server audit foreign data wrapper outbox_amqp; create server hook foreign data wrapper outbox_http;
+                 create schema shop; create role shop_owner; grant usage, create on schema shop to shop_owner;",
+        replacements: &[],
+        alone: &[],
     },
     Page {
         name: "docs/relays.md",
@@ -253,7 +276,11 @@ pages! {
     the_sql_of_destinations_runs: "docs/destinations.md",
     the_sql_of_formats_runs: "docs/formats.md",
     the_sql_of_monitor_runs: "docs/monitor.md",
-    the_sql_of_operating_runs: "docs/operating.md",
+    the_sql_of_backup_runs: "docs/operate/backup.md",
+    the_sql_of_daily_runs: "docs/operate/daily.md",
+    the_sql_of_incidents_runs: "docs/operate/incidents.md",
+    the_sql_of_install_runs: "docs/operate/install.md",
+    the_sql_of_sizes_runs: "docs/operate/sizes.md",
     the_sql_of_relays_runs: "docs/relays.md",
     the_sql_of_settings_runs: "docs/settings.md",
     the_sql_of_sources_runs: "docs/sources.md",

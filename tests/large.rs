@@ -11,7 +11,7 @@ use support::{
 
 /// A body of 1 MB as text. It compresses well, so the tables stay small and only its copies are large.
 const BODY: &str = "jsonb_build_object('text', repeat('x', 1000000))";
-/// The limit that docs/operating.md states.
+/// The limit that docs/operate/sizes.md states.
 const MEMORY_MIB_MAX: u64 = 256;
 /// Too little memory for a sort or hash of large messages, which would spill to a temporary file.
 const LITTLE_MEMORY: &str = "work_mem = '64kB'";

@@ -136,7 +136,7 @@ fn each_package_has_its_files_licences_and_documents_with_their_modes() {
             format!("644 ./{share}/outbox.control"),
             format!("644 ./{share}/outbox--{}.sql", env!("CARGO_PKG_VERSION")),
             format!("644 ./{share}/outbox--0.1.0--{}.sql", env!("CARGO_PKG_VERSION")),
-            format!("644 ./usr/share/doc/{extension}/docs/operating.md"),
+            format!("644 ./usr/share/doc/{extension}/docs/operate/install.md"),
             "755 ./usr/bin/outboxctl".to_owned(),
             "644 ./usr/share/man/man1/outboxctl-serve.1.gz".to_owned(),
             "644 ./usr/share/bash-completion/completions/outboxctl".to_owned(),

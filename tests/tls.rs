@@ -271,11 +271,11 @@ fn health_names_an_unusable_certificate_file_and_its_problem() {
     assert!(!cluster.log().contains(key_line), "the key is in the log");
 }
 
-/// The commands of docs/operating.md, as a user copies them, except for the host.
+/// The commands of docs/operate/install.md, as a user copies them, except for the host.
 #[test]
 fn the_documented_commands_make_certificates_that_broker_and_worker_accept() {
-    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operating.md");
-    let docs = std::fs::read_to_string(docs).expect("docs/operating.md");
+    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operate/install.md");
+    let docs = std::fs::read_to_string(docs).expect("docs/operate/install.md");
     let section = docs
         .split("\n## ")
         .find(|s| s.starts_with("TLS\n"))

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use support::Cluster;
 use support::{DB, quiet_cluster};
 
-const OPERATING: &str = include_str!("../docs/operating.md");
+const INCIDENTS: &str = include_str!("../docs/operate/incidents.md");
 const SQL_API: &str = include_str!("../docs/sql-api.md");
 const MONITOR: &str = include_str!("../docs/monitor.md");
 const TROUBLESHOOTING: &str = include_str!("../docs/troubleshooting.md");
@@ -91,9 +91,9 @@ fn names(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn operating_md_has_a_line_for_each_check_of_outbox_health() {
+fn incidents_md_has_a_line_for_each_check_of_outbox_health() {
     let shown = texts(&quiet_cluster(), r#"select "check" from outbox_health"#);
-    let text = section(OPERATING, "### What each line of outbox_health means");
+    let text = section(INCIDENTS, "## What each line of outbox_health means");
     assert_eq!(first_cells(text, "| check | not ok means | do |"), shown);
 }
 

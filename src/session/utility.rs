@@ -120,7 +120,7 @@ fn refuse_member(role: &str) {
             sqlstate: PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
             message: format!("role {role} takes no members"),
             detail: Some("Workers run as this role. A member of it could become a superuser.".into()),
-            hint: "GRANT outbox_admin, or another group that docs/operating.md describes.".into(),
+            hint: "GRANT outbox_admin, or another group that docs/operate/install.md describes.".into(),
         }
         .raise();
     }

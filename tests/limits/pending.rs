@@ -198,7 +198,7 @@ fn a_limit_changes_without_a_new_connection_and_a_new_extension_starts_at_zero()
     stage.exec(DB, publish);
 }
 
-/// The steps of docs/operating.md.
+/// The steps of docs/operate/sizes.md.
 #[test]
 fn truncate_leaves_no_trace_and_the_pending_messages_are_counted_again() {
     let stage = Stage::new(&["outbox.max_pending = 5"]);
