@@ -10,6 +10,7 @@ const INCIDENTS: &str = include_str!("../docs/operate/incidents.md");
 const SQL_API: &str = include_str!("../docs/sql-api.md");
 const MONITOR: &str = include_str!("../docs/monitor.md");
 const TROUBLESHOOTING: &str = include_str!("../docs/troubleshooting.md");
+const ERRORS: &str = include_str!("../docs/errors.md");
 
 /// The text below a heading, up to the next heading.
 fn section<'a>(page: &'a str, heading: &str) -> &'a str {
@@ -182,7 +183,7 @@ fn sql_api_md_names_each_state_and_reason_of_a_destination() {
 }
 
 #[test]
-fn troubleshooting_md_names_each_reason_of_a_destination_and_each_sqlstate_that_the_code_raises() {
+fn the_pages_of_errors_name_each_reason_of_a_destination_and_each_sqlstate_that_the_code_raises() {
     let mut reasons = down_reasons();
     for rare in ["protocol", "closed"] {
         assert!(reasons.remove(rare), "{rare}: see the log of the peer");
@@ -193,7 +194,7 @@ fn troubleshooting_md_names_each_reason_of_a_destination_and_each_sqlstate_that_
     let named: BTreeSet<String> = cells.into_iter().flat_map(listed).collect();
     assert_eq!(named, reasons);
 
-    let text = section(TROUBLESHOOTING, "## By SQLSTATE");
+    let text = section(ERRORS, "## By SQLSTATE");
     let rows = text
         .lines()
         .filter(|line| line.starts_with("| ") && !line.starts_with("| SQLSTATE"));
@@ -278,7 +279,7 @@ fn monitor_md_names_each_metric() {
 /// Each message is in a line of a source, with a placeholder where the docs have "…". If a SQLSTATE is near it, it is that
 /// of the docs.
 #[test]
-fn troubleshooting_md_quotes_only_messages_that_the_code_has_with_their_sqlstate() {
+fn errors_md_quotes_only_messages_that_the_code_has_with_their_sqlstate() {
     let mut sources = vec![vec![
         "permission denied for function outbox_publish".to_owned(), // what Postgres says
     ]];
@@ -287,13 +288,13 @@ fn troubleshooting_md_quotes_only_messages_that_the_code_has_with_their_sqlstate
         let files = files.filter(|(path, _)| !path.contains("/tests/") && !path.ends_with("tests.rs"));
         sources.extend(files.map(|(_, text)| code(&text)));
     }
-    let states = section(TROUBLESHOOTING, "## By SQLSTATE").lines();
+    let states = section(ERRORS, "## By SQLSTATE").lines();
     let states: Vec<Vec<&str>> = states.map(|row| row.split('|').map(str::trim).collect()).collect();
     let name_of = |state: &str| {
         let row = states.iter().find(|row| row.get(1) == Some(&state));
         row.map(|row| row[2])
     };
-    let text = section(TROUBLESHOOTING, "## By message");
+    let text = section(ERRORS, "## By message");
     let rows = text.lines().filter(|row| row.starts_with("| ") && row.contains('`'));
     let mut complaints = Vec::new();
     for row in rows.clone() {
