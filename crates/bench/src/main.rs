@@ -13,7 +13,7 @@
 //! | `drain`, `shapes`, `latency`, `beside`, `isolation`, `http`, `idle`, `peers`, `profile` | the rows |
 //! | `stats`, `report` | what do the samples show, and how are they printed? |
 //!
-//! docs/benchmarks.md explains the rows.
+//! docs/benchmark-rows.md explains the rows.
 
 mod backlog;
 mod bare;
