@@ -176,7 +176,11 @@ impl Stage {
                 self.run(heading, command);
             }
             "Rails" => self.run(heading, with("ruby", &[&self.file("program.rb", &block.text)])),
-            "PDO" | "Doctrine" => self.run(heading, php(&[&self.file("program.php", &block.text)])),
+            "PDO" | "Doctrine" => {
+                // Debian's packages have an autoloader each.
+                let text = block.text.replace("vendor/autoload.php", "Doctrine/DBAL/autoload.php");
+                self.run(heading, php(&[&self.file("program.php", &text)]));
+            }
             "Laravel" => {
                 let file = self.file("laravel_program.php", &block.text);
                 self.run(heading, php(&[&beside.join("laravel.php"), &file]));
