@@ -17,6 +17,18 @@ fn every_link_of_the_documentation_has_a_target() {
     assert_eq!(dead_links(TABLE, links).len(), 3);
 }
 
+/// A reader in a hurry reads a page to its end. In a reference he looks something up.
+#[test]
+fn no_page_but_a_reference_has_more_than_2500_words() {
+    let references = ["docs/settings.md", "docs/sql-api.md"];
+    let pages = files("docs", "md").into_iter();
+    let pages = pages.filter(|(path, _)| !references.contains(&path.as_str()));
+    let sizes = pages.map(|(path, text)| (path, text.split_whitespace().count()));
+    let long = sizes.filter(|(_, words)| *words > 2500);
+    assert_eq!(long.collect::<Vec<_>>(), []);
+    assert!(read("README.md").lines().count() <= 120, "lines of README.md");
+}
+
 /// A link with the name of a test leads to its file.
 #[test]
 fn every_test_that_a_feature_names_is_a_test() {

@@ -13,13 +13,13 @@ const SHOP: &str = "shop";
 const RABBITMQ: &str = "Quick start with your RabbitMQ";
 
 /// A page, with the servers of the test instead of those of its examples.
-struct Page {
+pub struct Page {
     name: &'static str,
     text: String,
 }
 
 impl Page {
-    fn open(name: &'static str) -> Self {
+    pub fn open(name: &'static str) -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name);
         let text = std::fs::read_to_string(path).expect(name);
         Self { name, text }
@@ -32,7 +32,7 @@ impl Page {
     }
 
     /// The blocks of a kind (`sql`, `sh`, `json`, or none) below a heading, without their indentation.
-    fn blocks(&self, heading: &str, kind: &str) -> Vec<String> {
+    pub fn blocks(&self, heading: &str, kind: &str) -> Vec<String> {
         let (_, section) = self
             .text
             .split_once(&format!("# {heading}\n"))
@@ -41,7 +41,7 @@ impl Page {
         markdown::blocks(section, kind)
     }
 
-    fn one(&self, heading: &str, kind: &str) -> String {
+    pub fn one(&self, heading: &str, kind: &str) -> String {
         let [block] = &self.blocks(heading, kind)[..] else {
             panic!("not one block of {kind:?} under {heading}")
         };

@@ -4,6 +4,7 @@ mod cloudevents;
 mod consumers;
 mod demo;
 mod examples;
+mod migrations;
 mod packages;
 mod publishing;
 mod readme;

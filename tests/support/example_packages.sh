@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the packages that examples/, docs/tutorial.md, docs/publishing.md and docs/consumers.md import, from PyPI and
+# Installs the packages that examples/, docs/tutorial.md, docs/publishing.md, docs/migrations.md and docs/consumers.md import, from PyPI and
 # npm. They go below target/examples: a venv for Python, and node_modules for the examples (node) and the consumers
 # (consumers). Announces that first. Does nothing if all packages are installed, and leaves node_modules out where there
 # is no npm: some tests need Python alone. Called by tests/support/program.rs.
