@@ -33,13 +33,13 @@ create table @extschema@.outbox_inbox_owners (
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_inbox_owners', '');
 alter table @extschema@.outbox_audit drop constraint outbox_audit_action_check,
   add constraint outbox_audit_action_check check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget',
-                                                             'adopt', 'source', 'pause', 'resume', 'assign'));
+                                                             'adopt', 'source', 'pause', 'resume', 'assign',
+                                                             'subscribe', 'unsubscribe'));
 
 -- Restores without triggers, and copies without the sequence.
 alter table @extschema@.outbox_dead enable always trigger outbox_dead_changed;
 alter table @extschema@.outbox_settings enable always trigger outbox_settings_replace;
 alter table @extschema@.outbox_identity enable always trigger outbox_identity_replace;
-alter table @extschema@.outbox_policies enable always trigger outbox_policies_apply;
 alter table @extschema@.outbox_source enable always trigger outbox_source_apply;
 alter table @extschema@.outbox_identity drop constraint outbox_identity_pkey;
 alter table @extschema@.outbox_identity replica identity full;
@@ -54,6 +54,23 @@ alter table @extschema@.outbox_attempts_log drop constraint outbox_attempts_log_
 -- index.
 drop index @extschema@.outbox_waiting_destination_partition_key_seq_idx;
 create index on @extschema@.outbox_waiting (destination, partition, key collate "C", seq) where state = 'g';
+
+-- What outbox_attach put on outbox_events becomes a subscription; to drop a policy drops its trigger.
+create table @extschema@.outbox_subscriptions (
+  destination     text collate "C" primary key,
+  types           text[], -- NULL = all
+  aggregate_types text[], -- NULL = all
+  headers         jsonb,  -- what the headers of the event contain
+  when_sql        text,   -- a condition over the columns of the event; NULL = none
+  since           timestamptz not null default pg_catalog.now(),
+  subscribed_by   text        not null default session_user
+);
+select pg_catalog.pg_extension_config_dump('@extschema@.outbox_subscriptions', '');
+insert into @extschema@.outbox_subscriptions (destination, when_sql)
+select p.destination, p.settings::pg_catalog.jsonb operator(pg_catalog.->>) 'when' from @extschema@.outbox_policies p;
+delete from @extschema@.outbox_policies;
+alter extension outbox drop table @extschema@.outbox_policies; -- DROP TABLE leaves it in the list of what a dump contains
+drop table @extschema@.outbox_policies;
 
 -- ---- functions, views, comments --------------------------------------------------------------------------------------
 
@@ -183,6 +200,101 @@ comment on function outbox_internal.withdraw_unless_taken(text, smallint, bigint
   'Withdraws an unclaimed message from the fast path: from now on it must be claimed. False if a worker has it in flight'
   ' there.';
 
+create or replace function outbox_internal.tables_for_triggers(relation regclass) returns setof regclass
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+  class pg_class;
+  foreign_partition regclass;
+begin
+  select * into class from pg_class c where c.oid = relation;
+  if class.oid is null then
+    raise exception 'the table does not exist' using errcode = 'undefined_table',
+      hint = 'Pass its name, for example ''shop.orders''.';
+  end if;
+  if class.relkind not in ('r', 'p') then
+    raise exception '% is not a table', relation using errcode = 'wrong_object_type',
+      hint = 'Name a table or a partitioned table: only these have transition tables with the rows of a statement.';
+  end if;
+  if not pg_has_role(current_user, class.relowner, 'usage') then
+    raise exception 'must be owner of table %', relation using errcode = 'insufficient_privilege',
+      hint = format('Call it as a member of role %s.', class.relowner::regrole);
+  end if;
+  -- Members of the extension, and the partitions of its history, which are not members.
+  if exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
+             where d.classid = 'pg_class'::regclass and d.objid = coalesce(pg_partition_root(relation), relation)
+               and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e') then
+    raise exception '% belongs to outbox', relation using errcode = 'wrong_object_type',
+      hint = case when relation = '@extschema@.outbox_events'::regclass
+             then 'Events of outbox_publish() are enqueued; call outbox_enqueue(seq) for rows that you insert yourself.'
+                  ' outbox_subscribe() chooses what further destinations get.'
+             else 'Name another table.' end;
+  end if;
+  select p.relid into foreign_partition
+  from pg_partition_tree(relation) p join pg_class c on c.oid = p.relid and c.relkind = 'f' limit 1;
+  if foreign_partition is not null then
+    raise exception '% has a foreign table for a partition', relation
+      using errcode = 'wrong_object_type', detail = format('The partition is %s.', foreign_partition),
+        hint = 'Postgres does not report which rows were written there.';
+  end if;
+  return next relation;
+  return query select p.relid from pg_partition_tree(relation) p where p.relid <> relation order by p.level, p.relid;
+end
+$$;
+create or replace function @extschema@.outbox_attach(
+  relation regclass, when_sql text default null, key text default null, destination text default null,
+  seq text default 'seq'
+) returns void language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  target constant text := coalesce(destination, 'default');
+  settings text;
+  place regclass;
+begin
+  perform outbox_internal.tables_for_triggers(relation);
+  perform outbox_internal.check_destination(destination);
+  if not exists (select from pg_attribute a
+                 where a.attrelid = relation and a.attname = seq and a.attnum > 0 and not a.attisdropped
+                   and a.atttypid in ('int2'::regtype, 'int4'::regtype, 'int8'::regtype)) then
+    raise exception 'table % has no integer column %', relation, coalesce(quote_ident(seq), 'NULL')
+      using errcode = 'undefined_column',
+      hint = 'Name the column with the seq of the event: seq => ''global_sequence''.';
+  end if;
+  if when_sql is not null then
+    perform outbox_internal.check_expression(relation, 'when_sql'::text, when_sql, true);
+  end if;
+  if key is not null then
+    perform outbox_internal.check_expression(relation, 'key'::text, key, false);
+  end if;
+  settings := jsonb_strip_nulls(jsonb_build_object(
+    'when', when_sql, 'key', key, 'seq', seq, 'destination', nullif(target, 'default')))::text;
+
+  for place in select t from outbox_internal.tables_for_triggers(relation) t loop
+    execute format('create or replace trigger %I after insert on %s referencing new table as outbox_new
+                    for each statement execute function @extschema@.outbox_attached(%L)',
+                   outbox_internal.attach_name(target), place, settings);
+  end loop;
+end
+$$;
+create or replace function @extschema@.outbox_detach(relation regclass, destination text default null)
+returns boolean language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  target constant text := coalesce(destination, 'default');
+  trigger_name constant name := outbox_internal.attach_name(target);
+  place regclass;
+  was_attached boolean := false;
+begin
+  perform outbox_internal.tables_for_triggers(relation);
+  for place in
+    select t.tgrelid from pg_trigger t
+    where t.tgname = trigger_name and t.tgrelid in (select p from outbox_internal.tables_for_triggers(relation) p)
+  loop
+    execute format('drop trigger %I on %s', trigger_name, place);
+    was_attached := true;
+  end loop;
+  return was_attached;
+end
+$$;
 create function outbox_internal.renumber(seqs bigint[], destinations text[], partitions smallint[])
 returns bigint[] language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
@@ -219,10 +331,6 @@ declare
   place regclass;
 begin
   perform outbox_internal.tables_for_triggers(relation);
-  if relation = '@extschema@.outbox_events'::regclass then
-    raise exception '% belongs to outbox', relation using errcode = 'wrong_object_type',
-      hint = 'Name another table. outbox_attach enqueues the rows inserted into outbox_events.';
-  end if;
   perform outbox_internal.check_destination(destination);
   if operations is null or operations not in ('http', 'sql') then
     raise exception 'operations "%" is unknown', operations using errcode = 'invalid_parameter_value',
@@ -389,6 +497,29 @@ begin
   more := seen = batch;
 end
 $$;
+comment on table @extschema@.outbox_subscriptions is
+  'Which events for the default destination each destination gets. The default destination gets all unless it has a row.'
+  ' Written by outbox_subscribe() and outbox_unsubscribe().';
+
+create function outbox_internal.subscriptions_changed() returns trigger language c volatile parallel unsafe
+as 'MODULE_PATHNAME', 'outbox_subscriptions_changed_wrapper';
+comment on function outbox_internal.subscriptions_changed() is
+  'At COMMIT, lets all sessions read the subscriptions again.';
+
+create function @extschema@.outbox_subscribe(
+  destination text, types text[] default null, aggregate_types text[] default null, headers jsonb default null,
+  when_sql text default null
+) returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_subscribe_wrapper';
+comment on function @extschema@.outbox_subscribe(text, text[], text[], jsonb, text) is
+  'From now on the destination also gets the events for the default destination that have one of these types, one of'
+  ' these aggregate types and these headers (NULL = all), and for which when_sql holds. A further call replaces what the'
+  ' last one said. For members of outbox_admin with USAGE on the server.';
+
+create function @extschema@.outbox_unsubscribe(destination text)
+returns boolean language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_unsubscribe_wrapper';
+comment on function @extschema@.outbox_unsubscribe(text) is
+  'Ends the subscription of a destination; messages that wait for it stay. False: it had none.';
+
 create function outbox_internal.remove_initial_privileges(parameter oid)
 returns void language c volatile strict as 'MODULE_PATHNAME', 'outbox_remove_initial_privileges_wrapper';
 comment on function outbox_internal.remove_initial_privileges(oid) is
@@ -1390,8 +1521,8 @@ comment on table @extschema@.outbox_audit is
   'Manual actions: who, when, what, on how many messages, and why. Only the functions write it; kept for a year.';
 
 comment on column @extschema@.outbox_audit.count is
-  'How many messages were changed; NULL for what changes no message: configure, adopt, source, assign, pause and'
-  ' resume.';
+  'How many messages were changed; NULL for what changes no message: configure, adopt, source, assign, pause,'
+  ' resume, subscribe and unsubscribe.';
 
 create or replace function outbox_internal.dead_matching(filter jsonb, max_rows integer, out row_tid tid)
 returns setof tid language plpgsql stable rows 100
@@ -2801,6 +2932,12 @@ select 'destination', m.destination, 'messages wait for this destination, which 
 from (select distinct f.destination from waiting f where not f.is_blocked
       except select d.destination from outbox_internal.destinations() d) m
 union all
+select 'destination', s.destination, 'it is subscribed, and does not exist: no event goes there',
+       format('select outbox_unsubscribe(%1$L); or create it again, with its exchange or URL: CREATE SERVER %1$I FOREIGN DATA'
+              ' WRAPPER outbox_amqp OPTIONS (exchange ''...'')', s.destination)
+from @extschema@.outbox_subscriptions s
+where s.destination not in (select d.destination from outbox_internal.destinations() d)
+union all
 -- A worker tries again after half a second; what ends within a few tries is no problem.
 select 'database', null, 'a statement of a worker fails: ' || g.n[3],
        coalesce('undo what the error names, for example: ' || (
@@ -3853,6 +3990,7 @@ drop function outbox_internal.suspicion;
 drop function outbox_internal.readable;
 drop view outbox_internal.claimed_old;
 drop function outbox_internal.source_rows;
+drop function outbox_internal.policies_apply;
 drop function outbox_internal.is_fast_in_flight;
 drop function outbox_internal.uuid_v7;
 drop function outbox_internal.here;
@@ -3891,6 +4029,10 @@ begin
         'record_ready',
         'withdraw_unless_taken',
         'renumber',
+        'outbox_subscriptions',
+        'subscriptions_changed',
+        'outbox_subscribe',
+        'outbox_unsubscribe',
         'remove_initial_privileges',
         'claims_last',
         'check_worker',
@@ -3965,6 +4107,7 @@ end
 $owner$;
 grant select on
   @extschema@.outbox_inbox_owners,
+  @extschema@.outbox_subscriptions,
   outbox_internal.blockers,
   outbox_internal.first_shown,
   outbox_internal.dead_counts,
@@ -3985,6 +4128,8 @@ grant execute on function
   outbox_internal.obstacles
   to outbox_monitor;
 grant execute on function
+  @extschema@.outbox_subscribe,
+  @extschema@.outbox_unsubscribe,
   @extschema@.outbox_inbox_assign
   to outbox_admin;
 grant execute on function
@@ -4026,8 +4171,39 @@ $functions$;
 
 -- ---- DDL on tables, at the end ---------------------------------------------------------------------------------------
 
+create trigger outbox_subscriptions_changed after insert or update or delete or truncate
+  on @extschema@.outbox_subscriptions
+  for each statement execute function outbox_internal.subscriptions_changed();
+alter table @extschema@.outbox_subscriptions enable always trigger outbox_subscriptions_changed;
+do $subscriptions$
+declare
+  policy record;
+begin
+  for policy in delete from @extschema@.outbox_subscriptions s returning s.destination, s.when_sql loop
+    if policy.destination operator(pg_catalog.=) 'default' then
+      raise warning 'rows that are inserted into outbox_events are no longer enqueued by themselves'
+        using hint = 'Call outbox_enqueue(seq) after the INSERT, or outbox_publish() instead of it.';
+      continue;
+    end if;
+    begin
+      perform @extschema@.outbox_subscribe(policy.destination, null::text[], null::text[], null::jsonb,
+                                            policy.when_sql);
+      raise warning 'destination "%" is subscribed to the events for the default destination, instead of attached to'
+          ' outbox_events', policy.destination
+        using hint = 'Events that are published for another destination no longer go there.';
+    exception when others then
+      raise warning 'destination "%" is no longer attached to outbox_events: %', policy.destination, sqlerrm
+        using hint = pg_catalog.format('Its condition was: %s. Call outbox_subscribe().', policy.when_sql);
+    end;
+  end loop;
+end
+$subscriptions$;
+
 -- Core records a grant of this script as a part of the extension, and keeps the record after DROP EXTENSION. Since version
 -- 17 it keeps the role from being dropped, because DROP OWNED BY fails at grants on parameters. No statement removes it:
 -- ALTER EXTENSION has no parameters, and REVOKE would take the grant back.
 select outbox_internal.remove_initial_privileges(p.oid)
 from pg_catalog.pg_parameter_acl p where p.parname = 'outbox.replaying';
+
+comment on trigger outbox_subscriptions_changed on @extschema@.outbox_subscriptions is
+  'Internal: lets all sessions read the subscriptions again.';

@@ -83,7 +83,7 @@ declare
 begin
   foreach role_name in array array[
     worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin', 'outbox_consumer', 'outbox_relay',
-    'outbox_policy' -- has no rights: conditions on outbox_events run as this role
+    'outbox_policy' -- has no rights: conditions of subscriptions run as this role
   ]::name[] loop
     begin
       if not exists (select from pg_catalog.pg_roles r where r.rolname = role_name) then
@@ -724,9 +724,8 @@ comment on function outbox_internal.withdraw_unless_taken(text, smallint, bigint
 -- ---- sql/src/25_attach.sql
 
 -- Publication policy: a trigger on an event table enqueues the rows that a condition chooses. Everything that the
--- trigger needs is in its one argument, so a dump of the table contains it; src/session/capture.rs reads it. Only the
--- trigger on outbox_events needs a second table, because a dump omits the triggers on tables of an extension. Lock
--- order: the table of the user first; CREATE TRIGGER waits for its writers.
+-- trigger needs is in its one argument, so a dump of the table contains it; src/session/capture.rs reads it. Lock order:
+-- the table of the user first; CREATE TRIGGER waits for its writers.
 
 create function @extschema@.outbox_attached() returns trigger language c volatile parallel unsafe
 set search_path = pg_catalog, pg_temp set timezone = 'UTC' set datestyle = 'ISO, MDY' set intervalstyle = 'postgres'
@@ -763,10 +762,12 @@ begin
   -- Members of the extension, and the partitions of its history, which are not members.
   if exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
              where d.classid = 'pg_class'::regclass and d.objid = coalesce(pg_partition_root(relation), relation)
-               and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
-     and relation <> '@extschema@.outbox_events'::regclass then
+               and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e') then
     raise exception '% belongs to outbox', relation using errcode = 'wrong_object_type',
-      hint = 'Name another table.';
+      hint = case when relation = '@extschema@.outbox_events'::regclass
+             then 'Events of outbox_publish() are enqueued; call outbox_enqueue(seq) for rows that you insert yourself.'
+                  ' outbox_subscribe() chooses what further destinations get.'
+             else 'Name another table.' end;
   end if;
   select p.relid into foreign_partition
   from pg_partition_tree(relation) p join pg_class c on c.oid = p.relid and c.relkind = 'f' limit 1;
@@ -811,39 +812,6 @@ return case when pg_catalog.octet_length('outbox_attach_' || destination) < 64 t
 comment on function outbox_internal.attach_name(text) is
   'The name of the trigger that outbox_attach creates for a destination.';
 
-create table @extschema@.outbox_policies (
-  destination text primary key,
-  settings    text not null -- the argument of the trigger
-);
-comment on table @extschema@.outbox_policies is
-  'The policies of outbox_attach on outbox_events, for a dump. A row creates its trigger.';
--- Its name sorts after outbox_events, so psql restores the events first, and enqueues none of them again. pg_restore
--- may restore both at once; see src/session/capture.rs.
-select pg_catalog.pg_extension_config_dump('@extschema@.outbox_policies', '');
-
-create function outbox_internal.policies_apply() returns trigger
-language plpgsql set search_path = pg_catalog, pg_temp as $$
-begin
-  if tg_op <> 'INSERT' then
-    execute format('drop trigger if exists %I on @extschema@.outbox_events',
-                   outbox_internal.attach_name(old.destination));
-  end if;
-  if tg_op <> 'DELETE' then
-    execute format('create trigger %I after insert on @extschema@.outbox_events referencing new table as outbox_new
-                    for each statement execute function @extschema@.outbox_attached(%L)',
-                   outbox_internal.attach_name(new.destination), new.settings);
-  end if;
-  return null;
-end
-$$;
-comment on function outbox_internal.policies_apply() is
-  'Creates and drops the triggers on outbox_events, as its owner or a superuser.';
-create trigger outbox_policies_apply after insert or update or delete on @extschema@.outbox_policies
-  for each row execute function outbox_internal.policies_apply();
-alter table @extschema@.outbox_policies enable always trigger outbox_policies_apply;
-comment on trigger outbox_policies_apply on @extschema@.outbox_policies is
-  'Internal: creates and drops the triggers on outbox_events.';
-
 create function @extschema@.outbox_attach(
   relation regclass, when_sql text default null, key text default null, destination text default null,
   seq text default 'seq'
@@ -872,11 +840,6 @@ begin
   settings := jsonb_strip_nulls(jsonb_build_object(
     'when', when_sql, 'key', key, 'seq', seq, 'destination', nullif(target, 'default')))::text;
 
-  if relation = '@extschema@.outbox_events'::regclass then
-    insert into @extschema@.outbox_policies as p (destination, settings) values (target, settings)
-    on conflict on constraint outbox_policies_pkey do update set settings = excluded.settings;
-    return;
-  end if;
   for place in select t from outbox_internal.tables_for_triggers(relation) t loop
     execute format('create or replace trigger %I after insert on %s referencing new table as outbox_new
                     for each statement execute function @extschema@.outbox_attached(%L)',
@@ -898,10 +861,6 @@ declare
   was_attached boolean := false;
 begin
   perform outbox_internal.tables_for_triggers(relation);
-  if relation = '@extschema@.outbox_events'::regclass then
-    delete from @extschema@.outbox_policies p where p.destination = target;
-    return found;
-  end if;
   for place in
     select t.tgrelid from pg_trigger t
     where t.tgname = trigger_name and t.tgrelid in (select p from outbox_internal.tables_for_triggers(relation) p)
@@ -965,10 +924,6 @@ declare
   place regclass;
 begin
   perform outbox_internal.tables_for_triggers(relation);
-  if relation = '@extschema@.outbox_events'::regclass then
-    raise exception '% belongs to outbox', relation using errcode = 'wrong_object_type',
-      hint = 'Name another table. outbox_attach enqueues the rows inserted into outbox_events.';
-  end if;
   perform outbox_internal.check_destination(destination);
   if operations is null or operations not in ('http', 'sql') then
     raise exception 'operations "%" is unknown', operations using errcode = 'invalid_parameter_value',
@@ -1292,6 +1247,50 @@ $$;
 comment on function outbox_internal.trim_attempts(bigint, integer, integer, timestamptz) is
   'Reads up to batch failed attempts after a seq and removes those that are older than retention_s and whose message'
   ' neither waits nor is dead. Returns how far it got and whether more may be old beyond.';
+
+-- ---- sql/src/29_subscriptions.sql
+
+-- Subscriptions: an event for the default destination goes to each subscribed destination whose lists and condition it
+-- meets, in the same transaction. Sessions keep them until the table changes; src/session/store/subscriptions.rs reads it.
+
+create table @extschema@.outbox_subscriptions (
+  destination     text collate "C" primary key,
+  types           text[], -- NULL = all
+  aggregate_types text[], -- NULL = all
+  headers         jsonb,  -- what the headers of the event contain
+  when_sql        text,   -- a condition over the columns of the event; NULL = none
+  since           timestamptz not null default pg_catalog.now(),
+  subscribed_by   text        not null default session_user
+);
+comment on table @extschema@.outbox_subscriptions is
+  'Which events for the default destination each destination gets. The default destination gets all unless it has a row.'
+  ' Written by outbox_subscribe() and outbox_unsubscribe().';
+select pg_catalog.pg_extension_config_dump('@extschema@.outbox_subscriptions', '');
+
+create function outbox_internal.subscriptions_changed() returns trigger language c volatile parallel unsafe
+as 'MODULE_PATHNAME', 'outbox_subscriptions_changed_wrapper';
+comment on function outbox_internal.subscriptions_changed() is
+  'At COMMIT, lets all sessions read the subscriptions again.';
+create trigger outbox_subscriptions_changed after insert or update or delete or truncate
+  on @extschema@.outbox_subscriptions
+  for each statement execute function outbox_internal.subscriptions_changed();
+alter table @extschema@.outbox_subscriptions enable always trigger outbox_subscriptions_changed;
+comment on trigger outbox_subscriptions_changed on @extschema@.outbox_subscriptions is
+  'Internal: lets all sessions read the subscriptions again.';
+
+create function @extschema@.outbox_subscribe(
+  destination text, types text[] default null, aggregate_types text[] default null, headers jsonb default null,
+  when_sql text default null
+) returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_subscribe_wrapper';
+comment on function @extschema@.outbox_subscribe(text, text[], text[], jsonb, text) is
+  'From now on the destination also gets the events for the default destination that have one of these types, one of'
+  ' these aggregate types and these headers (NULL = all), and for which when_sql holds. A further call replaces what the'
+  ' last one said. For members of outbox_admin with USAGE on the server.';
+
+create function @extschema@.outbox_unsubscribe(destination text)
+returns boolean language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_unsubscribe_wrapper';
+comment on function @extschema@.outbox_unsubscribe(text) is
+  'Ends the subscription of a destination; messages that wait for it stay. False: it had none.';
 
 -- ---- sql/src/30_worker.sql
 
@@ -2793,7 +2792,8 @@ create table @extschema@.outbox_audit (
   actor            text        not null, -- session_user: who logged in
   acted_as         text        not null, -- the role of SET ROLE, else the same
   action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget',
-                                                          'adopt', 'source', 'pause', 'resume', 'assign')),
+                                                          'adopt', 'source', 'pause', 'resume', 'assign',
+                                                          'subscribe', 'unsubscribe')),
   filter           jsonb       not null,
   count            bigint,
   reason           text,
@@ -2807,8 +2807,8 @@ comment on table @extschema@.outbox_audit is
 comment on column @extschema@.outbox_audit.filter is
   'The arguments of the call. Of a purge the CRC-32 of the key, not the key.';
 comment on column @extschema@.outbox_audit.count is
-  'How many messages were changed; NULL for what changes no message: configure, adopt, source, assign, pause and'
-  ' resume.';
+  'How many messages were changed; NULL for what changes no message: configure, adopt, source, assign, pause,'
+  ' resume, subscribe and unsubscribe.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_audit', '');
 
 create function outbox_internal.record_audit(action text, filter jsonb, count bigint, reason text)
@@ -4465,6 +4465,12 @@ select 'destination', m.destination, 'messages wait for this destination, which 
 from (select distinct f.destination from waiting f where not f.is_blocked
       except select d.destination from outbox_internal.destinations() d) m
 union all
+select 'destination', s.destination, 'it is subscribed, and does not exist: no event goes there',
+       format('select outbox_unsubscribe(%1$L); or create it again, with its exchange or URL: CREATE SERVER %1$I FOREIGN DATA'
+              ' WRAPPER outbox_amqp OPTIONS (exchange ''...'')', s.destination)
+from @extschema@.outbox_subscriptions s
+where s.destination not in (select d.destination from outbox_internal.destinations() d)
+union all
 -- A worker tries again after half a second; what ends within a few tries is no problem.
 select 'database', null, 'a statement of a worker fails: ' || g.n[3],
        coalesce('undo what the error names, for example: ' || (
@@ -5727,7 +5733,7 @@ grant select on
   @extschema@.outbox_attempts_log, @extschema@.outbox_audit, @extschema@.outbox_inbox,
   @extschema@.outbox_inbox_owners, @extschema@.outbox_partitions,
   @extschema@.outbox_workers, @extschema@.outbox_connections, @extschema@.outbox_paused, @extschema@.outbox_settings,
-  @extschema@.outbox_identity, @extschema@.outbox_source,
+  @extschema@.outbox_identity, @extschema@.outbox_source, @extschema@.outbox_subscriptions,
   @extschema@.outbox_status, @extschema@.outbox_health, @extschema@.outbox_worker_status,
   @extschema@.outbox_partition_status, @extschema@.outbox_destination_status, @extschema@.outbox_throughput,
   @extschema@.outbox_destination_throughput, @extschema@.outbox_latency,
@@ -5756,7 +5762,8 @@ grant execute on function
   @extschema@.outbox_retry, @extschema@.outbox_discard, @extschema@.outbox_retry_where,
   @extschema@.outbox_discard_where, @extschema@.outbox_replay, @extschema@.outbox_purge, @extschema@.outbox_configure,
   @extschema@.outbox_pause, @extschema@.outbox_resume, @extschema@.outbox_adopt, @extschema@.outbox_drain,
-  @extschema@.outbox_source_set, @extschema@.outbox_source_reset, @extschema@.outbox_inbox_forget,
+  @extschema@.outbox_source_set, @extschema@.outbox_source_reset, @extschema@.outbox_subscribe,
+  @extschema@.outbox_unsubscribe, @extschema@.outbox_inbox_forget,
   @extschema@.outbox_inbox_assign
   to outbox_admin;
 grant usage on foreign data wrapper outbox_amqp to outbox_admin;

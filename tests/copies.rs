@@ -209,7 +209,7 @@ fn data_that_is_restored_without_triggers_is_silent_until_it_is_adopted_and_keep
     let stage = Stage::new(&[]);
     stage.exec(DB, "select outbox_configure(partition_count => 64)");
     pause(&stage);
-    stage.exec(DB, "select outbox_attach('outbox_events', $$type = 'Attached'$$)");
+    stage.exec(DB, "select outbox_subscribe('default', types => '{T}')");
     for n in 0..40 {
         stage.publish(Event::new(format!("m{n}")).key(format!("k{n}")));
     }
@@ -227,9 +227,13 @@ fn data_that_is_restored_without_triggers_is_silent_until_it_is_adopted_and_keep
     assert!(problem.contains("restored from a dump"), "{problem}");
     let count = "select partition_count::int from outbox_settings";
     assert_eq!(stage.query_one::<i32>("copy", count), 64);
-    let attached =
-        "select count(*) from pg_trigger where tgrelid = 'outbox_events'::regclass and tgname like 'outbox_attach%'";
-    assert_eq!(stage.query_one::<i64>("copy", attached), 1);
+    let before = stage.query_one::<i64>("copy", "select count(*) from outbox");
+    stage.exec("copy", "select outbox_publish('Other', '{}')");
+    assert_eq!(
+        stage.query_one::<i64>("copy", "select count(*) from outbox"),
+        before,
+        "the subscription is restored"
+    );
 
     stage.exec("copy", "select outbox_adopt()");
     assert_eq!(consumer.recv_n(40, LONG).len(), 40);

@@ -31,6 +31,9 @@ fn observed_session(cluster: &Cluster) -> (Client, mpsc::Receiver<String>) {
 
 const PUBLISH: &str = "select outbox_publish('T', '{\"a\": 1}', 'item', '7')";
 
+const SUBSCRIPTION: &str = "create server audit foreign data wrapper outbox_amqp options (url 'amqp://localhost');
+                            select outbox_subscribe('audit', types => '{T}', when_sql => $$payload ? 'a'$$)";
+
 fn publish(client: &mut impl GenericClient) -> i64 {
     client.value(PUBLISH)
 }
@@ -57,6 +60,12 @@ fn only_the_usual_publish_runs_no_statement() {
         "create table seen (seq bigint references outbox_events on delete cascade)",
     );
     assert_eq!(statements_of_publish(&mut client, &notices), Vec::<String>::new());
+    cluster.exec(DB, SUBSCRIPTION);
+    assert_eq!(statements_of_publish(&mut client, &notices), Vec::<String>::new());
+    assert_eq!(
+        cluster.query_one::<i64>(DB, "select count(*) from outbox where destination = 'audit'"),
+        1
+    );
     for (change, undo) in [
         (
             "create index of_payload on outbox_events ((payload ->> 'a'))",
@@ -79,8 +88,9 @@ fn only_the_usual_publish_runs_no_statement() {
             "alter table outbox_events disable row level security",
         ),
         (
-            "select outbox_attach('outbox_events', $$ type = 'X' $$)",
-            "select outbox_detach('outbox_events')",
+            "create function nothing() returns trigger language plpgsql as 'begin return null; end';
+             create trigger t after insert on outbox_events for each statement execute function nothing()",
+            "drop function nothing() cascade",
         ),
         (
             "alter table outbox_events add column tenant text default 'x'",
@@ -116,7 +126,7 @@ fn only_the_usual_publish_runs_no_statement() {
     ] {
         cluster.exec(DB, change);
         let statements = statements_of_publish(&mut client, &notices);
-        assert_eq!(statements.len(), 2, "{change}: {statements:?}");
+        assert_eq!(statements.len(), 3, "{change}: {statements:?}");
         cluster.exec(DB, undo);
         let statements = statements_of_publish(&mut client, &notices);
         assert_eq!(statements, Vec::<String>::new(), "{undo}");

@@ -143,6 +143,12 @@ const PAGES: &[Page] = &[
         ],
     },
     Page {
+        name: "docs/subscriptions.md",
+        before: "",
+        replacements: &[],
+        alone: &[],
+    },
+    Page {
         name: "docs/troubleshooting.md",
         before: "",
         replacements: &[],
@@ -286,6 +292,7 @@ pages! {
     the_sql_of_settings_runs: "docs/settings.md",
     the_sql_of_sources_runs: "docs/sources.md",
     the_sql_of_sql_api_runs: "docs/sql-api.md",
+    the_sql_of_subscriptions_runs: "docs/subscriptions.md",
     the_sql_of_troubleshooting_runs: "docs/troubleshooting.md",
     the_sql_of_work_runs: "docs/work.md",
 }

@@ -37,7 +37,7 @@ const TABLES: [&str; 17] = [
     "outbox_paused",
     "outbox_source",
     "outbox_settings",
-    "outbox_policies",
+    "outbox_subscriptions",
 ];
 
 #[test]
@@ -304,25 +304,13 @@ fn a_session_that_takes_the_name_of_pg_restore_leaves_no_message_out() {
     let cluster = cluster();
     cluster.exec(
         DB,
-        "create server audit foreign data wrapper outbox_amqp options (url 'amqp://localhost');
-         select outbox_attach('outbox_events', destination => 'audit');
-         create role writer login in role outbox_writer; create role shopkeeper; create schema shop authorization shopkeeper",
+        "create role writer login in role outbox_writer; create role shopkeeper; create schema shop authorization shopkeeper",
     );
-    let audited =
-        |cluster: &Cluster| cluster.query_one::<i64>(DB, "select count(*) from outbox where destination = 'audit'");
     let mut writer = cluster.connect(DB);
     writer.run("set session authorization writer; set application_name = 'pg_restore'");
-    writer.run("select outbox_publish('T', '{}')");
-    assert_eq!(audited(&cluster), 1);
-    // What pg_restore itself does, as a superuser.
     cluster.exec(
         DB,
-        "set application_name = 'pg_restore'; insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'T', '{}')",
-    );
-    assert_eq!(audited(&cluster), 1);
-    cluster.exec(
-        DB,
-        "delete from outbox; set role shopkeeper;
+        "set role shopkeeper;
          create table shop.events (seq bigint primary key, type text, at timestamptz); reset role;
          select outbox_source_set('shop.events', seq => 'seq', type => 'type', created_at => 'at')",
     );

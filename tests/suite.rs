@@ -56,6 +56,7 @@ mod sql_surface;
 mod stalls;
 mod standbys;
 mod stats;
+mod subscriptions;
 mod support_selftest;
 mod tidy;
 mod tls;

@@ -240,7 +240,7 @@ fn sql_api_md_names_each_kind_of_failure_and_each_audit_action() {
     assert!(down.starts_with("unreachable, "), "{down}");
 
     let mut actions = BTreeSet::new();
-    for (_, text) in files("sql/src", "sql") {
+    for (_, text) in [files("sql/src", "sql"), files("src/session", "rs")].concat() {
         let text: String = text.split_whitespace().collect(); // an argument may be on the next line
         actions.extend(quoted_after(&text, "record_audit('", '\''));
     }

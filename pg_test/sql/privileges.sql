@@ -32,7 +32,7 @@ select t.name, has_table_privilege('regress_other', t.name, 'select') as other,
        has_table_privilege('regress_admin', t.name, 'select') as admin,
        has_table_privilege('regress_admin', t.name, 'insert, update, delete, truncate') as admin_writes
 from unnest('{outbox_status,outbox_health,outbox_worker_status,outbox_partition_status,outbox_messages,outbox_events,
-              outbox,outbox_history,outbox_dead,outbox_partitions,outbox_workers,outbox_settings,outbox_policies,outbox_source,
+              outbox,outbox_history,outbox_dead,outbox_partitions,outbox_workers,outbox_settings,outbox_subscriptions,outbox_source,
               outbox_throughput,outbox_errors,outbox_attempts,outbox_passes,outbox_attempts_log}'::text[]) with ordinality t (name, n)
 order by t.n;
 

@@ -78,7 +78,7 @@ declare
 begin
   foreach role_name in array array[
     worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin', 'outbox_consumer', 'outbox_relay',
-    'outbox_policy' -- has no rights: conditions on outbox_events run as this role
+    'outbox_policy' -- has no rights: conditions of subscriptions run as this role
   ]::name[] loop
     begin
       if not exists (select from pg_catalog.pg_roles r where r.rolname = role_name) then

@@ -1,7 +1,6 @@
 -- Publication policy: a trigger on an event table enqueues the rows that a condition chooses. Everything that the
--- trigger needs is in its one argument, so a dump of the table contains it; src/session/capture.rs reads it. Only the
--- trigger on outbox_events needs a second table, because a dump omits the triggers on tables of an extension. Lock
--- order: the table of the user first; CREATE TRIGGER waits for its writers.
+-- trigger needs is in its one argument, so a dump of the table contains it; src/session/capture.rs reads it. Lock order:
+-- the table of the user first; CREATE TRIGGER waits for its writers.
 
 create function @extschema@.outbox_attached() returns trigger language c volatile parallel unsafe
 set search_path = pg_catalog, pg_temp set timezone = 'UTC' set datestyle = 'ISO, MDY' set intervalstyle = 'postgres'
@@ -38,10 +37,12 @@ begin
   -- Members of the extension, and the partitions of its history, which are not members.
   if exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
              where d.classid = 'pg_class'::regclass and d.objid = coalesce(pg_partition_root(relation), relation)
-               and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
-     and relation <> '@extschema@.outbox_events'::regclass then
+               and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e') then
     raise exception '% belongs to outbox', relation using errcode = 'wrong_object_type',
-      hint = 'Name another table.';
+      hint = case when relation = '@extschema@.outbox_events'::regclass
+             then 'Events of outbox_publish() are enqueued; call outbox_enqueue(seq) for rows that you insert yourself.'
+                  ' outbox_subscribe() chooses what further destinations get.'
+             else 'Name another table.' end;
   end if;
   select p.relid into foreign_partition
   from pg_partition_tree(relation) p join pg_class c on c.oid = p.relid and c.relkind = 'f' limit 1;
@@ -86,39 +87,6 @@ return case when pg_catalog.octet_length('outbox_attach_' || destination) < 64 t
 comment on function outbox_internal.attach_name(text) is
   'The name of the trigger that outbox_attach creates for a destination.';
 
-create table @extschema@.outbox_policies (
-  destination text primary key,
-  settings    text not null -- the argument of the trigger
-);
-comment on table @extschema@.outbox_policies is
-  'The policies of outbox_attach on outbox_events, for a dump. A row creates its trigger.';
--- Its name sorts after outbox_events, so psql restores the events first, and enqueues none of them again. pg_restore
--- may restore both at once; see src/session/capture.rs.
-select pg_catalog.pg_extension_config_dump('@extschema@.outbox_policies', '');
-
-create function outbox_internal.policies_apply() returns trigger
-language plpgsql set search_path = pg_catalog, pg_temp as $$
-begin
-  if tg_op <> 'INSERT' then
-    execute format('drop trigger if exists %I on @extschema@.outbox_events',
-                   outbox_internal.attach_name(old.destination));
-  end if;
-  if tg_op <> 'DELETE' then
-    execute format('create trigger %I after insert on @extschema@.outbox_events referencing new table as outbox_new
-                    for each statement execute function @extschema@.outbox_attached(%L)',
-                   outbox_internal.attach_name(new.destination), new.settings);
-  end if;
-  return null;
-end
-$$;
-comment on function outbox_internal.policies_apply() is
-  'Creates and drops the triggers on outbox_events, as its owner or a superuser.';
-create trigger outbox_policies_apply after insert or update or delete on @extschema@.outbox_policies
-  for each row execute function outbox_internal.policies_apply();
-alter table @extschema@.outbox_policies enable always trigger outbox_policies_apply;
-comment on trigger outbox_policies_apply on @extschema@.outbox_policies is
-  'Internal: creates and drops the triggers on outbox_events.';
-
 create function @extschema@.outbox_attach(
   relation regclass, when_sql text default null, key text default null, destination text default null,
   seq text default 'seq'
@@ -147,11 +115,6 @@ begin
   settings := jsonb_strip_nulls(jsonb_build_object(
     'when', when_sql, 'key', key, 'seq', seq, 'destination', nullif(target, 'default')))::text;
 
-  if relation = '@extschema@.outbox_events'::regclass then
-    insert into @extschema@.outbox_policies as p (destination, settings) values (target, settings)
-    on conflict on constraint outbox_policies_pkey do update set settings = excluded.settings;
-    return;
-  end if;
   for place in select t from outbox_internal.tables_for_triggers(relation) t loop
     execute format('create or replace trigger %I after insert on %s referencing new table as outbox_new
                     for each statement execute function @extschema@.outbox_attached(%L)',
@@ -173,10 +136,6 @@ declare
   was_attached boolean := false;
 begin
   perform outbox_internal.tables_for_triggers(relation);
-  if relation = '@extschema@.outbox_events'::regclass then
-    delete from @extschema@.outbox_policies p where p.destination = target;
-    return found;
-  end if;
   for place in
     select t.tgrelid from pg_trigger t
     where t.tgname = trigger_name and t.tgrelid in (select p from outbox_internal.tables_for_triggers(relation) p)

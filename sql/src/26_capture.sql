@@ -45,10 +45,6 @@ declare
   place regclass;
 begin
   perform outbox_internal.tables_for_triggers(relation);
-  if relation = '@extschema@.outbox_events'::regclass then
-    raise exception '% belongs to outbox', relation using errcode = 'wrong_object_type',
-      hint = 'Name another table. outbox_attach enqueues the rows inserted into outbox_events.';
-  end if;
   perform outbox_internal.check_destination(destination);
   if operations is null or operations not in ('http', 'sql') then
     raise exception 'operations "%" is unknown', operations using errcode = 'invalid_parameter_value',

@@ -7,7 +7,8 @@ create table @extschema@.outbox_audit (
   actor            text        not null, -- session_user: who logged in
   acted_as         text        not null, -- the role of SET ROLE, else the same
   action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget',
-                                                          'adopt', 'source', 'pause', 'resume', 'assign')),
+                                                          'adopt', 'source', 'pause', 'resume', 'assign',
+                                                          'subscribe', 'unsubscribe')),
   filter           jsonb       not null,
   count            bigint,
   reason           text,
@@ -21,8 +22,8 @@ comment on table @extschema@.outbox_audit is
 comment on column @extschema@.outbox_audit.filter is
   'The arguments of the call. Of a purge the CRC-32 of the key, not the key.';
 comment on column @extschema@.outbox_audit.count is
-  'How many messages were changed; NULL for what changes no message: configure, adopt, source, assign, pause and'
-  ' resume.';
+  'How many messages were changed; NULL for what changes no message: configure, adopt, source, assign, pause,'
+  ' resume, subscribe and unsubscribe.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_audit', '');
 
 create function outbox_internal.record_audit(action text, filter jsonb, count bigint, reason text)

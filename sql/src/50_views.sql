@@ -649,6 +649,12 @@ select 'destination', m.destination, 'messages wait for this destination, which 
 from (select distinct f.destination from waiting f where not f.is_blocked
       except select d.destination from outbox_internal.destinations() d) m
 union all
+select 'destination', s.destination, 'it is subscribed, and does not exist: no event goes there',
+       format('select outbox_unsubscribe(%1$L); or create it again, with its exchange or URL: CREATE SERVER %1$I FOREIGN DATA'
+              ' WRAPPER outbox_amqp OPTIONS (exchange ''...'')', s.destination)
+from @extschema@.outbox_subscriptions s
+where s.destination not in (select d.destination from outbox_internal.destinations() d)
+union all
 -- A worker tries again after half a second; what ends within a few tries is no problem.
 select 'database', null, 'a statement of a worker fails: ' || g.n[3],
        coalesce('undo what the error names, for example: ' || (

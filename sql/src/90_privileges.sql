@@ -89,7 +89,7 @@ grant select on
   @extschema@.outbox_attempts_log, @extschema@.outbox_audit, @extschema@.outbox_inbox,
   @extschema@.outbox_inbox_owners, @extschema@.outbox_partitions,
   @extschema@.outbox_workers, @extschema@.outbox_connections, @extschema@.outbox_paused, @extschema@.outbox_settings,
-  @extschema@.outbox_identity, @extschema@.outbox_source,
+  @extschema@.outbox_identity, @extschema@.outbox_source, @extschema@.outbox_subscriptions,
   @extschema@.outbox_status, @extschema@.outbox_health, @extschema@.outbox_worker_status,
   @extschema@.outbox_partition_status, @extschema@.outbox_destination_status, @extschema@.outbox_throughput,
   @extschema@.outbox_destination_throughput, @extschema@.outbox_latency,
@@ -118,7 +118,8 @@ grant execute on function
   @extschema@.outbox_retry, @extschema@.outbox_discard, @extschema@.outbox_retry_where,
   @extschema@.outbox_discard_where, @extschema@.outbox_replay, @extschema@.outbox_purge, @extschema@.outbox_configure,
   @extschema@.outbox_pause, @extschema@.outbox_resume, @extschema@.outbox_adopt, @extschema@.outbox_drain,
-  @extschema@.outbox_source_set, @extschema@.outbox_source_reset, @extschema@.outbox_inbox_forget,
+  @extschema@.outbox_source_set, @extschema@.outbox_source_reset, @extschema@.outbox_subscribe,
+  @extschema@.outbox_unsubscribe, @extschema@.outbox_inbox_forget,
   @extschema@.outbox_inbox_assign
   to outbox_admin;
 grant usage on foreign data wrapper outbox_amqp to outbox_admin;

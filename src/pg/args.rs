@@ -62,6 +62,12 @@ impl Args {
         unsafe { array::integers(pgrx::fcinfo::pg_getarg_datum(self.0, number)?) }
     }
 
+    /// An array of text.
+    pub fn texts(&self, number: usize) -> Option<Vec<Option<String>>> {
+        // SAFETY: promised in `new`.
+        unsafe { pgrx::fcinfo::pg_getarg::<SqlTexts>(self.0, number).map(|texts| texts.0) }
+    }
+
     pub fn oid(&self, number: usize) -> Option<pg_sys::Oid> {
         // SAFETY: promised in `new`.
         unsafe { pgrx::fcinfo::pg_getarg(self.0, number) }

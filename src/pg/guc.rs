@@ -112,12 +112,6 @@ unsafe fn in_error_context(text: &str) -> *mut c_char {
     unsafe { pg_sys::MemoryContextStrdup(pg_sys::ErrorContext, text.as_ptr()) }
 }
 
-/// The application_name of this session.
-pub fn application_name() -> String {
-    // SAFETY: a string of this session, or null; it is copied.
-    unsafe { text::of_c(pg_sys::application_name) }
-}
-
 /// From now on the server refuses settings `PREFIX.x` that the extension has not defined.
 pub fn reserve_prefix(prefix: &CStr) {
     // SAFETY: the string is copied.

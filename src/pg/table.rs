@@ -831,6 +831,12 @@ pub fn changes() -> u64 {
     CHANGES.get()
 }
 
+/// Lets [`changes`] of all sessions grow when this transaction commits, and of this one at its next statement.
+pub fn announce_change(table: u32) {
+    // SAFETY: inside a transaction; the caller has written to the table, so it is locked.
+    unsafe { pg_sys::CacheInvalidateRelcacheByRelid(table.into()) }
+}
+
 /// Called when the server processes invalidations of other sessions. It must not allocate or raise.
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn changed(_argument: pg_sys::Datum, table: pg_sys::Oid) {

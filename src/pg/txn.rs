@@ -2,7 +2,7 @@
 //! closure catches an error. That one also lets an ERROR end the worker.
 
 use super::ending::{disable_timeout, enable_timeout_after};
-use super::{signals, stat};
+use super::{report, signals, stat};
 use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
 use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
 use std::cell::Cell;
@@ -113,6 +113,22 @@ pub fn attempt<T>(body: impl FnOnce() -> Result<T, String>) -> Result<T, String>
         pg_sys::CurrentResourceOwner = owner;
         result
     }
+}
+
+/// Runs user code. An ERROR in it is raised with this DETAIL instead of its own.
+pub fn with_detail<T>(detail: impl Fn() -> String, body: impl FnOnce() -> T) -> T {
+    let detail = AssertUnwindSafe(detail);
+    PgTryBuilder::new(AssertUnwindSafe(body))
+        .catch_others(move |caught| {
+            let (report, detail) = (report_of(&caught), &detail);
+            report::raise(
+                report.sql_error_code(),
+                report.message(),
+                Some(&(detail.0)()),
+                report.hint(),
+            )
+        })
+        .execute()
 }
 
 /// The message of an error with its SQLSTATE.

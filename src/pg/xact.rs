@@ -83,6 +83,12 @@ pub fn refuse_if_read_only() {
     unsafe { pg_sys::PreventCommandIfReadOnly(c"INSERT".as_ptr()) }
 }
 
+/// Learns now what other transactions have committed to tables whose cache entries they invalidated.
+pub fn accept_invalidations() {
+    // SAFETY: inside a transaction, where core does it at each lock.
+    unsafe { pg_sys::AcceptInvalidationMessages() }
+}
+
 /// The xid of this transaction; 0 if it has written nothing.
 pub fn my_xid() -> u32 {
     // SAFETY: reads a static of the server.

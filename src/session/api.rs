@@ -10,15 +10,14 @@ use crate::pg::clock::{now_us, since_1970, unix_seconds};
 use crate::pg::lane_scan::{self, OutboxLanes};
 use crate::pg::{latch, signals, table, trigger, txn};
 use crate::session::checks::{
-    check_enqueue, check_event, check_max_pending, check_times, missing_seq, partition_of_label, routing_template,
-    usable,
+    check_enqueue, check_event, check_times, missing_seq, partition_of_label, routing_template, usable,
 };
 use crate::session::declarations::options_of;
 use crate::session::store::enqueue::{self as store, Enqueue, Keys};
 use crate::session::store::new_event::{self, NewEvent, Times, new_id};
 use crate::session::store::statements::statements;
-use crate::session::store::{partition, publish, source as sources};
-use crate::session::{capture, effects, source, utility};
+use crate::session::store::{partition, publish, source as sources, subscriptions as stored_subscriptions};
+use crate::session::{capture, effects, source, subscriptions, utility};
 use crate::shared::databases;
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fast_path;
@@ -71,7 +70,6 @@ fn enqueue(fcinfo: pg_sys::FunctionCallInfo, args: &Args, seqs: &[i64]) -> i64 {
         let destination = usable(destination.as_deref())?;
         check_times(times)?;
         let partition = args.text(4).map(|label| partition_of_label(&label)).transpose()?;
-        check_max_pending(destination, seqs.len())?;
         // In batches: the caller chooses how many elements there are, and an allocation that fails aborts the process.
         seqs.chunks(ENQUEUED_AT_ONCE).try_fold(0, |before, seqs| {
             let keys = match &key {
@@ -147,7 +145,6 @@ fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<Option<i64>,
     let given = args.text(new_event::DESTINATION);
     let destination = usable(given.as_deref())?;
     check_times(times)?;
-    check_max_pending(destination, 1)?;
     let key = check_event(&event.event, &routing_template(destination))?;
     let seqs = publish::publish(fcinfo, &[(event, key)], destination, times)?;
     Ok(seqs.first().copied())
@@ -198,6 +195,24 @@ fn outbox_source_matching(
         created_to,
     };
     query_source(fcinfo, |source| source.matching(&seqs.0, &criteria))
+}
+
+#[pg_extern(sql = false)]
+fn outbox_subscribe(fcinfo: pg_sys::FunctionCallInfo) {
+    // SAFETY: the call's own fcinfo; the types are as sql/src/29_subscriptions.sql declares them.
+    let args = unsafe { Args::new(fcinfo) };
+    subscriptions::subscribe(fcinfo, &args).unwrap_or_else(|error| error.raise());
+}
+
+#[pg_extern(sql = false)]
+fn outbox_unsubscribe(destination: Option<SqlText>, fcinfo: pg_sys::FunctionCallInfo) -> bool {
+    subscriptions::unsubscribe(fcinfo, destination.as_deref()).unwrap_or_else(|error| error.raise())
+}
+
+/// The trigger function of outbox_subscriptions.
+#[pg_extern(sql = false)]
+fn outbox_subscriptions_changed(fcinfo: pg_sys::FunctionCallInfo) {
+    stored_subscriptions::changed(fcinfo);
 }
 
 /// The trigger function of outbox_attach.

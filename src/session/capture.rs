@@ -6,11 +6,11 @@
 //! is the writing role; there the expressions run as a role without rights.
 
 use crate::config::Context;
-use crate::error::{self, UserError, invalid};
+use crate::error::{UserError, invalid};
 use crate::limits::check_body;
 use crate::pg::spi::SpiHeapTupleData;
 use crate::pg::trigger::{self, Call, Fired, Operation};
-use crate::pg::{catalog, guc, security, text};
+use crate::pg::{security, text};
 use crate::session::checks;
 use crate::session::nesting;
 use crate::session::store::enqueue::{self as store, Enqueue, Keys};
@@ -24,9 +24,6 @@ use outbox_worker::DEFAULT_DESTINATION;
 use pgrx::PgSqlErrorCode;
 use pgrx::spi::quote_identifier;
 
-/// A role without any rights. The conditions on outbox_events run as this role where the extension itself inserts.
-const READER: &std::ffi::CStr = c"outbox_policy";
-
 // ---- outbox_attach --------------------------------------------------------------------------------------------------
 
 /// Enqueues the rows of an event table that the condition chooses. Their order is that of their seqs, not of this loop.
@@ -38,20 +35,6 @@ pub fn attached(call: Call) -> Result<(), UserError> {
     };
     let destination = attached.destination.as_deref().unwrap_or(DEFAULT_DESTINATION);
     let is_own_store = fired.oid == statements(call).event_table;
-    if nesting::is_publishing_to(destination) {
-        return Ok(()); // the source enqueues it a moment later, with its own key and time
-    }
-    // With several jobs pg_restore may restore outbox_policies, and with it this trigger, before the events. Those
-    // events are old, and their messages are restored as well. (Other triggers are created after all rows are in.) Any
-    // session can take the name of pg_restore, but only a role with the rights of the owner writes there itself.
-    let may_restore = || catalog::has_rights_of(security::session_user(), fired.owner);
-    if is_own_store && guc::application_name() == "pg_restore" && may_restore() {
-        error::warning(
-            format!("events that pg_restore writes are not enqueued for destination \"{destination}\""),
-            "Their messages are in the dump. For new events use another application_name.",
-        );
-        return Ok(());
-    }
     let sql = format!(
         "select r.{seq}::pg_catalog.int8, {key} from {rows} r{condition}",
         seq = quote_identifier(&attached.seq),
@@ -75,7 +58,6 @@ pub fn attached(call: Call) -> Result<(), UserError> {
         if let Some(seq) = seqs.iter().find(|seq| **seq <= 0) {
             return Err(checks::bad_seq(*seq));
         }
-        checks::check_max_pending(destination, seqs.len())?;
         let keys = match attached.key {
             None if is_own_store || source::is_set(fired.call()) => Keys::LookedUp,
             _ => Keys::Given(keys),
@@ -296,7 +278,6 @@ fn changes_of(
 fn write(fired: &Fired, captured: &Captured, context: &Context, changes: Vec<Change>) -> Result<(), UserError> {
     let destination = captured.destination.as_deref().unwrap_or(DEFAULT_DESTINATION);
     checks::check_destination(fired, destination)?;
-    checks::check_max_pending(destination, changes.len())?;
     let template = checks::routing_template(destination);
     let keyed = |change: Change| {
         let kind = change.kind.clone();
@@ -357,12 +338,5 @@ fn reader(fired: &Fired) -> Result<Option<u32>, UserError> {
     if security::current_user() != statements(fired.call()).owner {
         return Ok(None);
     }
-    match catalog::role_oid(READER) {
-        0 => Err(UserError::new(
-            PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
-            format!("role \"{}\" does not exist", text::of_c_str(READER)),
-            format!("CREATE ROLE {} NOLOGIN; it needs no rights.", text::of_c_str(READER)),
-        )),
-        role => Ok(Some(role)),
-    }
+    crate::store::subscriptions::reader().map(Some)
 }

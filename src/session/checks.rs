@@ -5,10 +5,8 @@ use crate::config;
 use crate::error::{UserError, invalid};
 use crate::pg::trigger::Fired;
 use crate::pg::{catalog, security};
-use crate::session::effects;
 use crate::session::store::new_event::Times;
 use crate::session::store::statements::statements;
-use crate::shared::statistics;
 use crate::store::{self, AGGREGATE_KEY, aggregate_key};
 use outbox_core::envelope;
 use outbox_core::message::Event;
@@ -59,35 +57,6 @@ pub fn check_times(times: Times) -> Result<(), UserError> {
             "Give a later time, or leave one of the two out.",
         )),
     }
-}
-
-/// Refuses messages that would exceed `max_pending` of a destination, before anything is written. Concurrent transactions
-/// do not count each other's messages. Messages that an operator brings back (retry, replay) were counted before.
-pub fn check_max_pending(destination: &str, more: usize) -> Result<(), UserError> {
-    let number = statistics::number_of(destination);
-    let Some((pending, max_pending)) = statistics::fill_of(number) else {
-        return Ok(());
-    };
-    let (own, more) = (effects::own_pending(number), more as i64);
-    if pending + own + more <= max_pending || more == 0 {
-        return Ok(());
-    }
-    let hint = match own + more > max_pending {
-        true => "This transaction alone is larger than the limit: commit in smaller pieces, or raise max_pending.",
-        false => {
-            "Try again when some of them are delivered; see outbox_destination_status and outbox_health. Or raise max_pending."
-        }
-    };
-    Err(UserError {
-        detail: Some(format!(
-            "{pending} messages are pending. This transaction has enqueued {own} and would add {more}. max_pending is {max_pending}."
-        )),
-        ..UserError::new(
-            PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
-            format!("destination \"{destination}\" is full"),
-            hint,
-        )
-    })
 }
 
 /// The destination of this name, if it exists and the caller may use it. Every role that may enqueue may use the

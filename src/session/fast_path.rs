@@ -117,7 +117,7 @@ impl Inserted {
 
     /// Makes the handoff of this message. None: it is too large for a slot, or its rows have changed since they were
     /// written.
-    pub fn handoff(&self, stored: Stored, destination: &str, key: Option<String>) -> Option<Handoff> {
+    pub fn handoff(&self, stored: &Stored, destination: &str, key: Option<String>) -> Option<Handoff> {
         let (table, tid, enqueued_at_us) = self.at?;
         let pointer = Pointer {
             seq: self.seq,

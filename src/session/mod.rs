@@ -11,4 +11,5 @@ mod fast_path;
 mod nesting;
 pub mod source;
 pub mod store;
+pub mod subscriptions;
 pub mod utility;

@@ -1,14 +1,11 @@
 //! What this session is writing, for the triggers that fire while it writes. Runs in a user's backend.
 //!
-//! A publish enqueues its events itself. It records that here for the triggers of outbox_attach on outbox_events.
-//!
 //! Statements on a captured table may be inside of another statement on it: a trigger that the outer one fires changes
 //! rows of the table again. The events of the inner one are written first, because the rows of the outer one can only be
 //! read at its end. But what the outer one did to a row happened before. So the messages of inner statements are recorded
 //! here, and get new seqs once the events of the outer one are written. A record without a message changes nothing, and a
 //! statement without a record leaves the order of the writes.
 
-use crate::pg::trigger;
 use outbox_core::partition::Partition;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -35,16 +32,8 @@ struct CapturedTable {
 #[derive(Default)]
 struct Nesting {
     tables: HashMap<u32, CapturedTable>,
-    now: Writing,
-}
-
-/// What is being written now.
-#[derive(Clone, Default)]
-struct Writing {
     /// The table and the depth of the statement whose events are being written, if it is an inner one.
-    inner: Option<(u32, i32)>,
-    /// The depth of triggers of a publish that writes events by a statement, and its destination.
-    publish: Option<(i32, String)>,
+    written: Option<(u32, i32)>,
 }
 
 thread_local! {
@@ -65,56 +54,34 @@ pub fn begins(table: u32, depth: i32) {
 
 /// Writes the events of a statement on a table. Records its messages if the statement is an inner one.
 pub fn write<T>(table: u32, depth: i32, body: impl FnOnce() -> T) -> T {
-    let is_inner = NESTING.with_borrow(|nesting| {
-        let table = nesting.tables.get(&table);
-        table.is_some_and(|table| table.begun.iter().any(|(begun, _)| *begun < depth))
+    let _restores = NESTING.with_borrow_mut(|nesting| {
+        let begun = nesting.tables.get(&table).map_or(&[][..], |table| &table.begun);
+        let is_inner = begun.iter().any(|(begun, _)| *begun < depth);
+        Restores(std::mem::replace(
+            &mut nesting.written,
+            is_inner.then_some((table, depth)),
+        ))
     });
-    during(|now| now.inner = is_inner.then_some((table, depth)), body)
-}
-
-/// Runs the statement of a publish that stores events. Their messages to this destination are enqueued without a trigger.
-pub fn publishing<T>(destination: &str, body: impl FnOnce() -> T) -> T {
-    let publish = Some((trigger::depth(), destination.to_owned()));
-    during(|now| now.publish = publish, body)
-}
-
-/// Whether the rows that this trigger fires for are enqueued for this destination in any case. A statement of another
-/// trigger of the same table runs one level deeper and does not count.
-pub fn is_publishing_to(destination: &str) -> bool {
-    let depth = trigger::depth() - 1;
-    NESTING.with_borrow(|nesting| {
-        let publish = nesting.now.publish.as_ref();
-        publish.is_some_and(|(of, to)| *of == depth && to == destination)
-    })
-}
-
-/// Runs `body` after this change, which ends with it.
-fn during<T>(change: impl FnOnce(&mut Writing), body: impl FnOnce() -> T) -> T {
-    let _restores = Restores(NESTING.with_borrow_mut(|nesting| {
-        let before = nesting.now.clone();
-        change(&mut nesting.now);
-        before
-    }));
     body()
 }
 
-struct Restores(Writing);
+struct Restores(Option<(u32, i32)>);
 
 impl Drop for Restores {
     fn drop(&mut self) {
-        NESTING.with_borrow_mut(|nesting| nesting.now = std::mem::take(&mut self.0));
+        NESTING.with_borrow_mut(|nesting| nesting.written = self.0);
     }
 }
 
 /// Whether the events of an inner statement are being written: their seqs may change.
 pub fn is_inner() -> bool {
-    NESTING.with_borrow(|nesting| nesting.now.inner.is_some())
+    NESTING.with_borrow(|nesting| nesting.written.is_some())
 }
 
 /// A message is enqueued.
 pub fn enqueued(destination: &str, partition: Partition, seq: i64) {
     NESTING.with_borrow_mut(|nesting| {
-        let Some((table, depth)) = nesting.now.inner else {
+        let Some((table, depth)) = nesting.written else {
             return;
         };
         let inner = &mut nesting.tables.entry(table).or_default().inner;

@@ -122,6 +122,14 @@ impl<T> Default for Pieces<T> {
     }
 }
 
+/// What a session reads of an event that it enqueues.
+pub struct SourceKey {
+    pub key: Option<String>,
+    /// Empty if it was not asked for.
+    pub kind: String,
+    pub aggregate_type: Option<String>,
+}
+
 pub struct Source {
     /// The relation as SQL, with its schema.
     pub relation: String,
@@ -249,19 +257,26 @@ impl Source {
 
     // ---- in a session -----------------------------------------------------------------------------------------------
 
-    /// The keys of these events, without those that do not exist. An error of the source is an error of the call.
-    pub fn keys(&self, seqs: &[i64]) -> Result<HashMap<i64, Option<String>>, UserError> {
+    /// The keys of these events, without those that do not exist. `with_types`: their types too. An error of the source is an
+    /// error of the call.
+    pub fn keys(&self, seqs: &[i64], with_types: bool) -> Result<HashMap<i64, SourceKey>, UserError> {
         let read = || {
             Spi::connect_mut(|client| {
-                let statement = keys_statement(client, self.keys_sql())?;
+                let statement = keys_statement(client, self.keys_sql(with_types))?;
                 let rows = client.update(&**statement, None, &[seqs.to_vec().into()])?;
                 rows.map(|row| {
-                    let (kind, id): (Option<String>, Option<String>) = (row.get(2)?, row.get(3)?);
+                    let (aggregate_type, id): (Option<String>, Option<String>) = (row.get(2)?, row.get(3)?);
                     let key = match self.mapping[KEY] {
                         Some(_) => row.get(4)?,
-                        None => aggregate_key(kind.as_deref(), id.as_deref()),
+                        None => aggregate_key(aggregate_type.as_deref(), id.as_deref()),
                     };
-                    Ok((row.get(1)?.unwrap_or_default(), key))
+                    let kind = row.get(5)?.unwrap_or_default();
+                    let found = SourceKey {
+                        key,
+                        kind,
+                        aggregate_type,
+                    };
+                    Ok((row.get(1)?.unwrap_or_default(), found))
                 })
                 .collect::<SpiResult<_>>()
             })
@@ -270,12 +285,23 @@ impl Source {
         self.as_owner(&[], read).map_err(|why| self.unreadable(&why))
     }
 
+    /// The event with this seq. An error of the source is an error of the call.
+    pub fn event(&self, seq: i64) -> Result<Event, UserError> {
+        let events = self.read_events(&[seq], usize::MAX, Reader::Session);
+        let event = events.map(|mut events| events.remove(&seq));
+        match event.map_err(|why| self.unreadable(&why))? {
+            Some(Ok(event)) => Ok(event),
+            Some(Err(Outcome::Failed { reason } | Outcome::Unsendable { reason })) => Err(self.unreadable(&reason)),
+            _ => Err(self.unreadable(&format!("it has no row with seq {seq}"))),
+        }
+    }
+
     /// Why no row can be read; None = rows can be read.
     pub fn problem(&self) -> Option<String> {
         let nothing = || self.fetch(&[], 0, &mut Vec::new());
         let tried = txn::attempt(|| {
             self.as_owner(&[PATIENT], nothing)?;
-            self.keys(&[]).map(drop).map_err(|error| error.message)
+            self.keys(&[], true).map(drop).map_err(|error| error.message)
         });
         tried.err().map(|why| self.unreadable(&why).message)
     }
@@ -462,10 +488,12 @@ impl Source {
         )
     }
 
-    fn keys_sql(&self) -> String {
-        let [kind, id, key] = [AGGREGATE[0], AGGREGATE[1], KEY].map(|part| self.column(part, PartKind::Text));
+    fn keys_sql(&self, with_types: bool) -> String {
+        let [aggregate_type, id, key, kind] =
+            [AGGREGATE[0], AGGREGATE[1], KEY, TYPE].map(|part| self.column(part, PartKind::Text));
+        let kind = if with_types { &kind } else { "null::text" };
         format!(
-            "select {}, {kind}, {id}, {key} from {} as r where {} = any ($1)",
+            "select {}, {aggregate_type}, {id}, {key}, {kind} from {} as r where {} = any ($1)",
             self.column(SEQ, PartKind::Seq),
             self.relation,
             self.expression(SEQ)

@@ -140,7 +140,7 @@ fn the_consumer_gets_the_changes_of_a_row_in_order_also_by_the_fast_path_and_a_s
     client.run(COUNTS_UP);
     client.run(
         "create table item (id int primary key, v int); select outbox_capture('item');
-         select outbox_attach('outbox_events', destination => 'audit');
+         select outbox_subscribe('audit');
          create trigger a after insert or update on item for each row execute function count_up();
          insert into item select n, 0 from generate_series(1, 20) n",
     );

@@ -42,7 +42,7 @@ fn a_restored_database_continues_to_capture_and_enqueues_no_event_again() {
          create table shop.journal (seq bigint, kind text);
          select outbox_capture('shop.product', type_prefix => $$It's \\$$, soft_delete_column => 'gone', aggregate_id => $$id || '\\'$$),
                 outbox_attach('shop.journal', $$kind like 'Order%' -- but nothing else$$, key => 'kind'),
-                outbox_attach('outbox_events', $$type like 'Order%'$$);
+                outbox_subscribe('default', when_sql => $$type <> 'Noise'$$);
          insert into shop.product select g from generate_series(1, 100) g;
          insert into outbox_events (id, type, payload) select gen_random_uuid(), 'OrderPaid', '{}' from generate_series(1, 1000);
          insert into shop.journal values (1001, 'OrderPlaced'), (1002, 'Noise');
@@ -73,8 +73,10 @@ fn a_restored_database_continues_to_capture_and_enqueues_no_event_again() {
             )
             .expect("counts");
         assert_eq!((row.get(0), row.get(1)), (0_i64, 1100_i64), "{program} {args:?}");
-        client.run("insert into shop.journal values (1001, 'OrderPlaced'), (1002, 'Noise');
-             insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'OrderPaid', '{}'), (gen_random_uuid(), 'Noise', '{}')");
+        client.run(
+            "insert into shop.journal values (1001, 'OrderPlaced'), (1002, 'Noise');
+             select outbox_publish('OrderPaid', '{}'), outbox_publish('Noise', '{}')",
+        );
         let sql = "select string_agg(coalesce(key, '-'), ' ' order by seq) from outbox";
         let keys: String = client.value(sql);
         assert_eq!(keys, "OrderPlaced -", "{program} {args:?}");
@@ -84,7 +86,7 @@ fn a_restored_database_continues_to_capture_and_enqueues_no_event_again() {
             [r#"It's \Deleted 7\ {"id": 7, "gone": "2026-01-31"}"#],
             "{program} {args:?}"
         );
-        client.run("select outbox_detach('outbox_events'), outbox_uncapture('shop.product')");
+        client.run("select outbox_unsubscribe('default'), outbox_uncapture('shop.product')");
     }
 }
 
@@ -92,7 +94,7 @@ fn a_restored_database_continues_to_capture_and_enqueues_no_event_again() {
 fn dropping_the_extension_drops_its_triggers_and_keeps_the_tables() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    client.run("create table a (id int primary key, seq int); select outbox_capture('a'), outbox_attach('a'), outbox_attach('outbox_events')");
+    client.run("create table a (id int primary key, seq int); select outbox_capture('a'), outbox_attach('a'), outbox_subscribe('default')");
     let error = client
         .batch_execute("drop extension outbox")
         .expect_err("the extension is in use");
@@ -102,6 +104,6 @@ fn dropping_the_extension_drops_its_triggers_and_keeps_the_tables() {
          create extension outbox; select outbox_capture('a')",
     );
     assert_eq!(events_of(&mut client, "insert into a values (2)").len(), 1);
-    // An extension that is attached only to its own table can be dropped without CASCADE.
-    client.run("drop table a; select outbox_attach('outbox_events'); drop extension outbox; create extension outbox");
+    // A subscription does not keep it.
+    client.run("drop table a; select outbox_subscribe('default'); drop extension outbox; create extension outbox");
 }

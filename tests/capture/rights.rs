@@ -1,6 +1,6 @@
 //! The roles that may capture, writers that need no rights for it, and the role that the code of users runs as.
 
-use super::{events_of, refused, server, taken};
+use super::{events_of, refused, server};
 use support::DB;
 use support::Session;
 
@@ -105,11 +105,6 @@ fn only_an_owner_that_may_publish_captures_a_table() {
         );
         assert_eq!(refused(&mut client, &sql).0, DENIED, "{function}");
     }
-    // Only the owner of the extension, or a superuser, may attach outbox_events.
-    for who in ["owner", "stranger"] {
-        let sql = format!("set role {who}; select outbox_attach('outbox_events')");
-        assert_eq!(refused(&mut client, &sql).0, DENIED);
-    }
 }
 
 /// The condition, the key, the id of an aggregate, and a function that to_jsonb calls: a cast made by the owner of a
@@ -138,20 +133,16 @@ fn the_code_of_users_runs_as_the_writer_and_never_as_the_worker_role() {
     assert_eq!(caught, "app cast, app id, app key, app when");
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 2);
 
-    // outbox_publish inserts as the worker role, so an expression attached there runs as a role without rights.
+    // A subscription is everyone's: its condition runs as a role without rights, also for a superuser who publishes.
     client.run(
-        "select outbox_attach('outbox_events', $$evil.spy('event') <> ''$$, destination => 'default');
-         delete from caught; grant insert on outbox_events to app; set role app;
-         insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'T', '{}'); reset role",
+        "select outbox_subscribe('default', when_sql => $$evil.spy('event') <> ''$$);
+         delete from caught; set role app; insert into evil.a values (2, 'good'); reset role;
+         select outbox_publish('T', '{}')",
     );
-    let caught: String = cluster.query_one(DB, "select string_agg(distinct who || ' ' || what, ', ') from caught");
-    assert_eq!(caught, "app event");
-    // Here the extension's own role inserts the event.
-    client.run(
-        "delete from caught; set role outbox_worker;
-         insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'T', '{}'); reset role",
+    let caught: String = cluster.query_one(
+        DB,
+        "select string_agg(distinct who || ' ' || what, ', ') from caught where what = 'event'",
     );
-    let caught: String = cluster.query_one(DB, "select string_agg(distinct who || ' ' || what, ', ') from caught");
     assert_eq!(caught, "outbox_policy event");
     let may: i64 = cluster.query_one(
         DB,
@@ -164,7 +155,7 @@ fn the_code_of_users_runs_as_the_writer_and_never_as_the_worker_role() {
 }
 
 #[test]
-fn code_of_a_condition_on_outbox_events_cannot_change_role_or_leave_state_behind() {
+fn the_condition_of_a_subscription_cannot_change_role_or_leave_state_behind() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     client.run(
@@ -181,21 +172,26 @@ fn code_of_a_condition_on_outbox_events_cannot_change_role_or_leave_state_behind
         "declare c cursor with hold for select 1",
         "select from public.outbox_settings",
         "select public.outbox_publish('T', '{}')",
+        "insert into public.outbox_subscriptions values ('x')",
     ] {
         client.run(&format!(
-            "select outbox_attach('outbox_events', $$public.climb({})$$)",
-            format_args!("'{}'", what.replace('\'', "''"))
+            "select outbox_subscribe('default', when_sql => $$public.climb('{}')$$)",
+            what.replace('\'', "''")
         ));
-        let (state, message) = refused(
-            &mut client,
-            "set role outbox_worker; insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'T', '{}')",
-        );
-        assert_eq!(state, DENIED, "{what}: {message}");
-        client.run("reset role");
+        for publish in [
+            "set role app; select outbox_publish('T', '{}')",
+            "select outbox_publish('T', '{}')",
+        ] {
+            let (state, message) = refused(&mut client, publish);
+            assert_eq!(state, DENIED, "{what}: {message}");
+            client.run("reset role");
+        }
     }
-    // Publishing to the same destination does not even evaluate the condition.
-    client.run("set role app; select outbox_publish('T', '{}', 'a', '1')");
-    assert_eq!(taken(&mut client), ["T 1 {}"]);
+    let setting =
+        "select outbox_subscribe('default', when_sql => $$set_config('timezone', 'Asia/Tokyo', false) <> ''$$);
+                   set timezone = 'UTC'; select outbox_publish('T', '{}')";
+    client.run(setting);
+    assert_eq!(client.value::<String>("show timezone"), "UTC");
 }
 
 #[test]
@@ -228,13 +224,12 @@ fn the_search_path_of_the_writer_changes_no_expression() {
 fn without_the_role_for_conditions_the_error_says_how_to_create_it() {
     let cluster = server();
     let mut client = cluster.connect(DB);
-    client.run("select outbox_attach('outbox_events'); drop role outbox_policy");
-    let insert =
-        "set role outbox_worker; insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'T', '{}')";
-    let error = client.batch_execute(insert).expect_err("no role");
+    client.run("select outbox_subscribe('default', when_sql => 'true'); drop role outbox_policy");
+    let publish = "select outbox_publish('T', '{}')";
+    let error = client.batch_execute(publish).expect_err("no role");
     let error = error.as_db_error().expect("an error of the server");
     assert!(error.message().contains("outbox_policy"), "{error:?}");
     let hint = error.hint().expect("a hint").to_owned();
     assert!(hint.contains("CREATE ROLE outbox_policy NOLOGIN"), "{hint}");
-    client.run(&format!("reset role; create role outbox_policy nologin; {insert}"));
+    client.run(&format!("create role outbox_policy nologin; {publish}"));
 }

@@ -346,12 +346,22 @@ fn capture(cluster: &Cluster) {
     cluster.draw_seqs(1_000_000);
     cluster.exec(DB, "insert into orders values (3, 1000000, 'k')");
     call(cluster, "outbox_detach", &[("relation", "'orders'")]);
-    call(cluster, "outbox_attach", &[("relation", "'outbox_events'")]);
+    call(
+        cluster,
+        "outbox_subscribe",
+        &[
+            ("destination", "'default'"),
+            ("types", "'{T}'"),
+            ("aggregate_types", "'{order}'"),
+            ("headers", "'{\"a\": 1}'"),
+            ("when_sql", "'actor is null'"),
+        ],
+    );
     cluster.exec(
         DB,
-        "insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'T', '{}')",
+        "select outbox_publish('T', '{}', 'order', '1', headers => '{\"a\": 1}')",
     );
-    call(cluster, "outbox_detach", &[("relation", "'outbox_events'")]);
+    call(cluster, "outbox_unsubscribe", &[("destination", "'default'")]);
     cluster.exec(DB, "drop table orders");
     wait_for_ended(cluster);
 }

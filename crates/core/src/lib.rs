@@ -72,6 +72,7 @@ pub mod settle;
 pub mod slot_schedule;
 pub mod slow_start;
 pub mod standbys;
+pub mod subscriptions;
 pub mod template;
 pub mod text;
 pub mod throughput;

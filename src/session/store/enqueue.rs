@@ -5,7 +5,9 @@ use super::new_event::Times;
 use super::partition::Partitioning;
 use super::source;
 use super::statements::{Statements, statements};
+use super::subscriptions;
 use crate::error::{UserError, internal};
+use crate::event;
 use crate::pg::clock::us_since_1970;
 use crate::pg::lookup::{Key, Lookup};
 use crate::pg::spi::{Param, Spi, SpiClient, SpiResult};
@@ -13,15 +15,18 @@ use crate::pg::trigger::Call;
 use crate::pg::{guc, security};
 use crate::session::effects;
 use crate::session::fast_path::{self, Inserted, Stored};
-use crate::shared::transactions;
+use crate::shared::{statistics, transactions};
 use crate::store::rows::{self, MESSAGE};
+use crate::store::source::SourceKey;
 use crate::store::{AGGREGATE_KEY, aggregate_key};
 use outbox_core::engine::RowId;
 use outbox_core::envelope;
+use outbox_core::event::Event;
 use outbox_core::partition::{Partition, crc32};
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
-use std::collections::HashMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 const STORE_FIRST: &str = "Store the event first, in this transaction or an earlier one. Events in another table are found once outbox_source_set() has named it.";
 
@@ -44,31 +49,32 @@ pub enum Keys {
 pub(super) type Placed = Vec<(i64, Partition)>;
 
 /// A message to be inserted.
-pub(super) struct NewMessage {
+pub(super) struct NewMessage<'a> {
     pub seq: i64,
     pub key: Option<String>,
     pub partition: Partition,
     /// Its event, if it may take the fast path.
-    pub stored: Option<Stored>,
+    pub stored: Option<&'a Stored>,
 }
 
 /// An event that was looked up.
 struct Found {
-    aggregate_key: Option<String>,
+    key: Option<String>,
+    kind: String,
+    aggregate_type: Option<String>,
     stored: Option<Stored>,
 }
 
-/// Inserts the messages; returns how many were new.
+/// Messages of one destination, with their keys.
+type Keyed = Vec<(i64, Option<String>)>;
+
+/// Inserts the messages; returns how many events were newly enqueued.
 pub fn enqueue(fcinfo: Call, request: Enqueue) -> Result<i64, UserError> {
-    let (statements, destination) = (statements(fcinfo), request.destination);
-    let count = security::run_as(statements.owner, || {
+    let statements = statements(fcinfo);
+    security::run_as(statements.owner, || {
         statements.lock();
         enqueue_as_owner(statements, request)
-    })?;
-    if count > 0 {
-        effects::enqueued(destination, count);
-    }
-    Ok(count)
+    })
 }
 
 /// Runs as the owner of the tables with the caller's search_path, so every operator and function in a statement is
@@ -83,62 +89,110 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
     } = request;
     let partitioning = Partitioning::read(statements)?;
     partition.map_or(Ok(()), |partition| partitioning.check(partition))?;
-    let (keys, mut found) = match source::of(statements)? {
+    let subscribed = subscriptions::of_destination(statements, destination)?;
+    let source = source::of(statements)?;
+    let are_looked_up = subscribed.is_some() || matches!(keys, Keys::LookedUp);
+    let found = match &source {
         None => {
             let by_fast_path = times.are_unset() && effects::may_use_fast_path(seqs.len());
-            let found = read_events(statements, seqs, by_fast_path)?;
-            let mut missing = seqs.iter().filter(|seq| !found.contains_key(seq)).peekable();
-            let keys = match keys {
-                Keys::Given(keys) => {
-                    check_drawn(statements, missing.max().copied())?;
-                    keys
-                }
-                Keys::LookedUp if missing.peek().is_some() => {
-                    return Err(not_stored("outbox_events", missing, STORE_FIRST));
-                }
-                Keys::LookedUp => seqs.iter().map(|seq| found[seq].aggregate_key.clone()).collect(),
-            };
-            (keys, found)
+            read_events(statements, seqs, by_fast_path)?
         }
-        Some(source) => {
-            let keys = match keys {
-                Keys::Given(keys) => keys,
-                Keys::LookedUp => {
-                    let found = source.keys(seqs)?;
-                    let mut missing = seqs.iter().filter(|seq| !found.contains_key(seq)).peekable();
-                    if missing.peek().is_some() {
-                        let hint = "Store the event first, in this transaction or an earlier one; or pass a key, and it is not looked up. outbox_source_set() names the table of the events.";
-                        return Err(not_stored(&source.relation, missing, hint));
-                    }
-                    seqs.iter().map(|seq| found[seq].clone()).collect()
-                }
-            };
-            (keys, HashMap::new())
+        Some(source) if are_looked_up => of_source(source.keys(seqs, subscribed.is_some())?),
+        Some(_) => HashMap::new(),
+    };
+    let mut missing = seqs.iter().filter(|seq| !found.contains_key(seq)).peekable();
+    match &source {
+        _ if missing.peek().is_none() => {}
+        None if are_looked_up => return Err(not_stored("outbox_events", missing, STORE_FIRST)),
+        None => check_drawn(statements, missing.max().copied())?,
+        Some(source) if subscribed.is_some() => return Err(not_stored(&source.relation, missing, STORE_FIRST)),
+        Some(source) if are_looked_up => {
+            let hint = "Store the event first, in this transaction or an earlier one; or pass a key, and it is not looked up. outbox_source_set() names the table of the events.";
+            return Err(not_stored(&source.relation, missing, hint));
         }
+        Some(_) => {}
+    }
+    let keys = match keys {
+        Keys::Given(keys) => keys,
+        Keys::LookedUp => seqs.iter().map(|seq| found[seq].key.clone()).collect(),
     };
     for key in keys.iter().flatten() {
         envelope::check_short(AGGREGATE_KEY, key)?; // a given one is short
     }
-    let new = not_waiting(statements, destination, partitioning.count, seqs, keys);
-    if new.is_empty() {
-        return Ok(0);
+    let mut receivers: BTreeMap<&str, Keyed> = BTreeMap::new();
+    let all = seqs.iter().copied().zip(keys);
+    match &subscribed {
+        None => drop(receivers.insert(destination, all.collect())),
+        Some(subscribed) => {
+            for (seq, key) in all {
+                let Found {
+                    kind, aggregate_type, ..
+                } = &found[&seq];
+                let event = || match &source {
+                    Some(source) => source.event(seq).map(Cow::Owned),
+                    None => read_whole_event(statements, seq).map(Cow::Owned),
+                };
+                for receiver in subscribed.destinations((kind, aggregate_type.as_deref()), event)? {
+                    receivers.entry(receiver).or_default().push((seq, key.clone()));
+                }
+            }
+        }
     }
-    let announced = transactions::announce(new.iter().map(|(_, key)| key.as_deref().map(crc32)));
-    let messages = new.into_iter().map(|(seq, key)| {
-        let partition = partition.map_or_else(|| partitioning.partition_of(key.as_deref(), seq), Ok)?;
-        let stored = found.remove(&seq).and_then(|found| found.stored);
-        Ok(NewMessage {
-            seq,
-            key,
-            partition,
-            stored,
-        })
-    });
-    let messages = messages.collect::<Result<Vec<NewMessage>, UserError>>()?;
-    let placed = insert_messages(statements, messages, destination, times)?;
-    let count = placed.len() as i64;
-    announced.placed(placed);
-    Ok(count)
+    for (destination, messages) in &receivers {
+        check_max_pending(destination, messages.len())?;
+    }
+    let mut enqueued = HashSet::new();
+    for (destination, messages) in receivers {
+        let new = not_waiting(statements, destination, partitioning.count, messages);
+        if new.is_empty() {
+            continue;
+        }
+        let announced = transactions::announce(new.iter().map(|(_, key)| key.as_deref().map(crc32)));
+        let messages = new.into_iter().map(|(seq, key)| {
+            let partition = partition.map_or_else(|| partitioning.partition_of(key.as_deref(), seq), Ok)?;
+            let stored = found.get(&seq).and_then(|found| found.stored.as_ref());
+            Ok(NewMessage {
+                seq,
+                key,
+                partition,
+                stored,
+            })
+        });
+        let messages = messages.collect::<Result<Vec<NewMessage>, UserError>>()?;
+        let placed = insert_messages(statements, messages, destination, times)?;
+        enqueued.extend(placed.iter().map(|(seq, _)| *seq));
+        announced.placed(placed);
+    }
+    Ok(enqueued.len() as i64)
+}
+
+/// Refuses messages that would exceed `max_pending` of a destination, before anything is written. Concurrent transactions
+/// do not count each other's messages. Messages that an operator brings back (retry, replay) were counted before.
+pub(super) fn check_max_pending(destination: &str, more: usize) -> Result<(), UserError> {
+    let number = statistics::number_of(destination);
+    let Some((pending, max_pending)) = statistics::fill_of(number) else {
+        return Ok(());
+    };
+    let (own, more) = (effects::own_pending(number), more as i64);
+    if pending + own + more <= max_pending || more == 0 {
+        return Ok(());
+    }
+    let hint = match own + more > max_pending {
+        true => "This transaction alone is larger than the limit: commit in smaller pieces, or raise max_pending.",
+        false => {
+            "Try again when some of them are delivered; see outbox_destination_status and outbox_health. Or raise max_pending."
+        }
+    };
+    Err(UserError {
+        detail: Some(format!(
+            "{pending} messages are pending. This transaction has enqueued {own} and would add {more}. max_pending is {max_pending}."
+        )),
+        ..UserError::new(
+            PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+            format!("destination \"{destination}\" is full"),
+            hint,
+        )
+    })
 }
 
 /// Inserts messages by a statement; returns where the new ones are.
@@ -192,6 +246,9 @@ pub(super) fn insert_messages(
             (messages.remove(&seq)).and_then(|NewMessage { stored, key, .. }| one.handoff(stored?, destination, key));
         effects::ready(destination, partition, seq, handoff);
     }
+    if !placed.is_empty() {
+        effects::enqueued(destination, placed.len() as i64);
+    }
     if due_at.is_some() {
         effects::scheduled();
     }
@@ -201,20 +258,13 @@ pub(super) fn insert_messages(
     Ok(placed)
 }
 
-/// The seqs that do not wait for the destination, with their keys. A seq waits at most once for each destination,
+/// The messages that do not wait for the destination. A seq waits at most once for each destination,
 /// whatever partition its key gave it then.
-fn not_waiting(
-    statements: &Statements,
-    destination: &str,
-    partition_count: i16,
-    seqs: &[i64],
-    keys: Vec<Option<String>>,
-) -> Vec<(i64, Option<String>)> {
-    let all = seqs.iter().copied().zip(keys);
+fn not_waiting(statements: &Statements, destination: &str, partition_count: i16, messages: Keyed) -> Keyed {
     let ready = Lookup::open(statements.outbox_table, [c"destination", c"partition", c"seq"]);
     let waiting = Lookup::open(statements.waiting_table, [c"seq", c"destination"]);
     let (Some(ready), Some(waiting)) = (ready, waiting) else {
-        return all.collect(); // the statement that inserts fails
+        return messages; // the statement that inserts fails
     };
     let destination = Key::text(destination);
     let is_new = |(seq, _): &(i64, Option<String>)| {
@@ -224,7 +274,7 @@ fn not_waiting(
         // Looked for twice: a worker may move it from one table to the other in between.
         !waits() && !(0..partition_count).any(in_partition) && !waits()
     };
-    let new = all.filter(is_new).collect();
+    let new = messages.into_iter().filter(is_new).collect();
     waiting.close();
     ready.close();
     new
@@ -236,7 +286,7 @@ fn read_events(statements: &Statements, seqs: &[i64], by_fast_path: bool) -> Res
     Spi::connect_mut(|client| {
         let select = statements.read_events[usize::from(by_fast_path)].get_or(|| {
             let sql = format!(
-                "select e.seq, e.aggregate_type, e.aggregate_id{} from {}.outbox_events e
+                "select e.seq, e.type, e.aggregate_type, e.aggregate_id{} from {}.outbox_events e
                  where e.ctid operator(pg_catalog.=) any ($1::pg_catalog.tid[]) for key share",
                 fast_path::event_columns(by_fast_path),
                 statements.schema
@@ -246,11 +296,13 @@ fn read_events(statements: &Statements, seqs: &[i64], by_fast_path: bool) -> Res
         })?;
         let rows = guc::planned_once(|| client.update(select, None, &[places(statements, seqs)])).map_err(internal)?;
         let found = rows.map(|row| {
-            let (kind, id): (Option<String>, Option<String>) = (row.get(2)?, row.get(3)?);
+            let (aggregate_type, id): (Option<String>, Option<String>) = (row.get(3)?, row.get(4)?);
             let found = Found {
-                aggregate_key: aggregate_key(kind.as_deref(), id.as_deref()),
+                key: aggregate_key(aggregate_type.as_deref(), id.as_deref()),
+                kind: row.get(2)?.unwrap_or_default(),
+                aggregate_type,
                 stored: match by_fast_path {
-                    true => fast_path::stored(&row, statements.event_table, 4)?,
+                    true => fast_path::stored(&row, statements.event_table, 5)?,
                     false => None,
                 },
             };
@@ -258,6 +310,42 @@ fn read_events(statements: &Statements, seqs: &[i64], by_fast_path: bool) -> Res
         });
         found.collect::<SpiResult<_>>().map_err(internal)
     })
+}
+
+/// The event with this seq, for the conditions of subscriptions.
+fn read_whole_event(statements: &Statements, seq: i64) -> Result<Event, UserError> {
+    Spi::connect_mut(|client| {
+        let select = statements.read_whole_events.get_or(|| {
+            let sql = format!(
+                "select {} from {}.outbox_events e where e.ctid operator(pg_catalog.=) any ($1::pg_catalog.tid[])",
+                event::columns_sql("true"),
+                statements.schema
+            );
+            let types = [PgOid::from(PgBuiltInOids::TEXTARRAYOID)];
+            Ok(client.prepare_mut(&sql, &types)?.keep())
+        })?;
+        let rows =
+            guc::planned_once(|| client.update(select, None, &[places(statements, &[seq])])).map_err(internal)?;
+        let read = rows.map(|row| event::read(&row, 1, seq)).next();
+        read.transpose()
+            .map_err(internal)?
+            .ok_or_else(|| not_stored("outbox_events", [&seq].into_iter(), STORE_FIRST))
+    })
+}
+
+/// Events of a source.
+fn of_source(keys: HashMap<i64, SourceKey>) -> HashMap<i64, Found> {
+    let found = |SourceKey {
+                     key,
+                     kind,
+                     aggregate_type,
+                 }| Found {
+        key,
+        kind,
+        aggregate_type,
+        stored: None,
+    };
+    keys.into_iter().map(|(seq, key)| (seq, found(key))).collect()
 }
 
 /// Where the events with these seqs are. A statement finds them by these places and not by their seqs: that would make

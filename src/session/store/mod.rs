@@ -8,4 +8,5 @@ pub mod partition;
 pub mod publish;
 pub mod source;
 pub mod statements;
+pub mod subscriptions;
 pub mod written;

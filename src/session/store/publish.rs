@@ -2,11 +2,12 @@
 //! outbox_publish() and the triggers of outbox_capture call it. The usual publish runs no statement; `rows` has the
 //! columns.
 
-use super::enqueue::{NewMessage, Placed, insert_messages};
+use super::enqueue::{NewMessage, Placed, check_max_pending, insert_messages};
 use super::insert;
 use super::new_event::{NewEvent, Times};
 use super::partition::Partitioning;
 use super::statements::{Statements, statements};
+use super::subscriptions;
 use crate::error::{UserError, internal};
 use crate::limits::check_body;
 use crate::pg::clock::{since_1970, unix_seconds, us_since_1970};
@@ -15,13 +16,16 @@ use crate::pg::spi::{Spi, SpiHeapTupleData, SpiResult};
 use crate::pg::table::{self, Table, Value};
 use crate::pg::trigger::Call;
 use crate::pg::{guc, security, text};
+use crate::session::effects;
 use crate::session::fast_path::{self, Inserted, Stored};
-use crate::session::{effects, nesting};
 use crate::shared::transactions;
 use crate::store::rows::{self, EVENT, MESSAGE};
+use crate::store::subscriptions::Subscribed;
 use outbox_core::event::{COLUMNS, Event};
 use outbox_core::partition::{Partition, crc32};
 use pgrx::PgSqlErrorCode;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 /// An event with the key of its message. Its values are checked: see `checks::check_event`.
 pub type Keyed = (NewEvent, Option<String>);
@@ -29,34 +33,77 @@ pub type Keyed = (NewEvent, Option<String>);
 /// Stores events in this order and enqueues them; returns their seqs.
 pub fn publish(call: Call, events: &[Keyed], destination: &str, times: Times) -> Result<Vec<i64>, UserError> {
     let statements = statements(call);
-    let seqs: Result<Vec<i64>, UserError> = security::run_as(statements.owner, || {
+    security::run_as(statements.owner, || {
         statements.lock();
         for (event, _) in events {
             check_body(event.event.body_bytes() as i64)?;
             check_id(statements, event)?;
         }
+        let subscribed = subscriptions::of_destination(statements, destination)?;
+        let receivers = Receivers::of(events, destination, subscribed.as_deref())?;
+        let counts = receivers.counts(events.len());
+        for (destination, count) in &counts {
+            check_max_pending(destination, *count)?;
+        }
         let announced = transactions::announce(events.iter().map(|(_, key)| key.as_deref().map(crc32)));
         let partitioning = Partitioning::read(statements)?;
-        let by_fast_path = times.are_unset() && effects::may_use_fast_path(events.len());
+        let by_fast_path = times.are_unset() && effects::may_use_fast_path(counts.values().sum());
         let publish = Publish {
             statements,
             partitioning,
             events,
-            destination,
+            receivers,
             times,
             by_fast_path,
         };
         let (seqs, placed) = match publish.write_rows()? {
-            Some(placed) => (placed.iter().map(|(seq, _)| *seq).collect(), placed),
-            None => publish.run_statements()?,
+            Some(placed) => {
+                for (destination, count) in counts {
+                    effects::enqueued(destination, count as i64);
+                }
+                (placed.iter().map(|(seq, _)| *seq).collect(), placed)
+            }
+            None => publish.run_statements(counts.into_keys())?,
         };
         announced.placed(placed);
         Ok(seqs)
-    });
-    if seqs.is_ok() {
-        effects::enqueued(destination, events.len() as i64);
+    })
+}
+
+/// The destinations of each event.
+enum Receivers<'a> {
+    One(&'a str),
+    ByEvent(Vec<Vec<&'a str>>),
+}
+
+impl<'a> Receivers<'a> {
+    fn of(events: &[Keyed], destination: &'a str, subscribed: Option<&'a Subscribed>) -> Result<Self, UserError> {
+        let Some(subscribed) = subscribed else {
+            return Ok(Self::One(destination));
+        };
+        let receivers = events.iter().map(|(NewEvent { event, .. }, _)| {
+            let types = (event.kind.as_str(), event.aggregate_type.as_deref());
+            subscribed.destinations(types, || Ok(Cow::Borrowed(event)))
+        });
+        receivers.collect::<Result<_, _>>().map(Self::ByEvent)
     }
-    seqs
+
+    /// Those of the event at this position.
+    fn at(&self, event: usize) -> &[&'a str] {
+        match self {
+            Self::One(destination) => std::slice::from_ref(destination),
+            Self::ByEvent(receivers) => &receivers[event],
+        }
+    }
+
+    /// How many of the events each destination gets.
+    fn counts(&self, events: usize) -> BTreeMap<&'a str, usize> {
+        let mut counts = BTreeMap::new();
+        for destination in (0..events).flat_map(|event| self.at(event)) {
+            *counts.entry(*destination).or_default() += 1;
+        }
+        counts
+    }
 }
 
 /// Refuses an id of the caller that an event has.
@@ -76,7 +123,7 @@ struct Publish<'a> {
     statements: &'a Statements,
     partitioning: Partitioning<'a>,
     events: &'a [Keyed],
-    destination: &'a str,
+    receivers: Receivers<'a>,
     times: Times,
     /// They may take the fast path, if they are small.
     by_fast_path: bool,
@@ -92,10 +139,8 @@ impl Publish<'_> {
         let outbox = Table::open(self.statements.outbox_table);
         let is_usual = events.is(&EVENT) && outbox.is(&MESSAGE) && events.may_insert() && outbox.may_insert();
         let written = is_usual.then(|| {
-            let placed = self
-                .events
-                .iter()
-                .map(|(event, key)| self.write(&events, &outbox, event, key.as_deref()));
+            let placed = (self.events.iter().enumerate())
+                .map(|(position, keyed)| self.write(&events, &outbox, keyed, self.receivers.at(position)));
             placed.collect()
         });
         outbox.close();
@@ -107,9 +152,10 @@ impl Publish<'_> {
         &self,
         events: &Table,
         outbox: &Table,
-        new: &NewEvent,
-        key: Option<&str>,
+        (new, key): &Keyed,
+        receivers: &[&str],
     ) -> Result<(i64, Partition), UserError> {
+        let key = key.as_deref();
         let seq = events.next_value();
         let partition = self.partitioning.partition_of(key, seq)?;
         let bytes = new.event.body_bytes();
@@ -119,28 +165,31 @@ impl Publish<'_> {
         row[COLUMNS.len() + 1] = Value::Int4(bytes as i32);
         let event_tid = events.insert(&row);
         let expires_at = self.times.expires_at.map(i64::from);
-        let message = rows::message(seq, partition.as_i16(), self.destination, key, expires_at);
-        let tid = outbox.insert(&message);
         let now = table::now();
-        let handoff = (self.by_fast_path && fast_path::may_fit(bytes)).then(|| {
+        let stored = (self.by_fast_path && fast_path::may_fit(bytes)).then(|| {
             let event = Event {
                 seq,
                 created_at: table::in_utc(now)?,
                 created_at_s: unix_seconds(now),
                 ..new.event.clone()
             };
-            let stored = Stored {
-                event,
-                at: (self.statements.event_table, event_tid),
-            };
+            let at = (self.statements.event_table, event_tid);
+            Some(Stored { event, at })
+        });
+        let stored = stored.flatten();
+        for destination in receivers {
+            let message = rows::message(seq, partition.as_i16(), destination, key, expires_at);
+            let tid = outbox.insert(&message);
             let inserted = Inserted {
                 seq,
                 partition,
                 at: Some((self.statements.outbox_table, tid, since_1970(now))),
             };
-            inserted.handoff(stored, self.destination, key.map(str::to_owned))
-        });
-        effects::ready(self.destination, partition, seq, handoff.flatten());
+            let handoff = stored
+                .as_ref()
+                .and_then(|stored| inserted.handoff(stored, destination, key.map(str::to_owned)));
+            effects::ready(destination, partition, seq, handoff);
+        }
         if let Some(time) = self.times.expires_at {
             effects::expires_at(us_since_1970(time));
         }
@@ -148,21 +197,25 @@ impl Publish<'_> {
     }
 
     /// Writes the rows by statements, for tables to which a user has added anything.
-    fn run_statements(&self) -> Result<(Vec<i64>, Placed), UserError> {
-        let stored = nesting::publishing(self.destination, || self.insert_events())?;
-        let seqs: Vec<i64> = stored.iter().map(|(seq, _)| *seq).collect();
-        let messages = stored.into_iter().zip(self.events).map(|((seq, stored), (_, key))| {
-            let partition = self.partitioning.partition_of(key.as_deref(), seq)?;
-            Ok(NewMessage {
-                seq,
-                key: key.clone(),
-                partition,
-                stored,
-            })
-        });
-        let messages = messages.collect::<Result<Vec<NewMessage>, UserError>>()?;
-        let placed = insert_messages(self.statements, messages, self.destination, self.times)?;
-        Ok((seqs, placed))
+    fn run_statements<'d>(&self, destinations: impl Iterator<Item = &'d str>) -> Result<(Vec<i64>, Placed), UserError> {
+        let stored = self.insert_events()?;
+        let partitions = (stored.iter().zip(self.events))
+            .map(|((seq, _), (_, key))| Ok((*seq, self.partitioning.partition_of(key.as_deref(), *seq)?)));
+        let placed = partitions.collect::<Result<Placed, UserError>>()?;
+        for destination in destinations {
+            let is_received = |position: &usize| self.receivers.at(*position).contains(&destination);
+            let messages = (0..stored.len()).filter(is_received).map(|position| {
+                let (seq, partition) = placed[position];
+                NewMessage {
+                    seq,
+                    key: self.events[position].1.clone(),
+                    partition,
+                    stored: stored[position].1.as_ref(),
+                }
+            });
+            insert_messages(self.statements, messages.collect(), destination, self.times)?;
+        }
+        Ok((placed.iter().map(|(seq, _)| *seq).collect(), placed))
     }
 
     /// Returns the seq of each event, and the event if it may take the fast path.

@@ -5,6 +5,7 @@ use crate::pg::spi::{OwnedPreparedStatement, SpiResult};
 use crate::pg::trigger::Call;
 use crate::pg::{catalog, xact};
 use crate::store::source::Source;
+use crate::store::subscriptions::Subscribed;
 use pgrx::spi::quote_identifier;
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
@@ -24,10 +25,17 @@ pub struct Statements {
     pub outbox_table: u32,
     pub waiting_table: u32,
     pub dead_table: u32,
+    /// 0: version 0.1.0 has none.
+    pub subscription_table: u32,
     /// By whether they may take the fast path, and whether there is only one.
     pub insert_events: [[Prepared; 2]; 2],
     /// By whether they may take the fast path.
     pub read_events: [Prepared; 2],
+    /// Reads whole events, for the conditions of subscriptions.
+    pub read_whole_events: Prepared,
+    pub read_subscriptions: Prepared,
+    /// The subscriptions that were read last, and `table::changes` then.
+    pub subscribed: RefCell<Option<(u64, Option<Rc<Subscribed>>)>>,
     pub read_source: Prepared,
     /// The source that was read last, and `table::changes` then.
     pub source: RefCell<Option<(u64, Rc<Source>)>>,
@@ -74,8 +82,12 @@ pub fn statements(fcinfo: Call) -> &'static Statements {
                 outbox_table: table(c"outbox"),
                 waiting_table: table(c"outbox_waiting"),
                 dead_table: table(c"outbox_dead"),
+                subscription_table: table(c"outbox_subscriptions"),
                 insert_events: Default::default(),
                 read_events: Default::default(),
+                read_whole_events: Default::default(),
+                read_subscriptions: Default::default(),
+                subscribed: Default::default(),
                 read_source: Default::default(),
                 source: Default::default(),
                 insert_messages: Default::default(),

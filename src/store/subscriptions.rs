@@ -1,0 +1,176 @@
+//! The subscriptions as a session reads them, and their conditions: user code, which runs as a role without rights,
+//! restricted, in the sessions of all roles. Called on the main thread, inside a transaction.
+
+use crate::error::{UserError, internal};
+use crate::pg::spi::{Param, Spi};
+use crate::pg::{catalog, guc, security, text, txn};
+use crate::store::statement::SavedStatement;
+use outbox_core::event::{COLUMNS, ColumnKind, Event};
+use outbox_core::subscriptions::{Filter, Subscriptions};
+use outbox_transport::target::Kind;
+use outbox_worker::DEFAULT_DESTINATION;
+use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
+use std::borrow::Cow;
+use std::cell::OnceCell;
+use std::ffi::CStr;
+
+/// A role without any rights: conditions run in the sessions of all roles.
+const READER: &CStr = c"outbox_policy";
+
+/// A condition means the same in each session, and is planned once.
+const SETTINGS: [(&CStr, &CStr); 8] = [
+    (c"search_path", c"pg_catalog, pg_temp"),
+    (c"timezone", c"UTC"),
+    (c"datestyle", c"ISO, MDY"),
+    (c"intervalstyle", c"postgres"),
+    (c"bytea_output", c"hex"),
+    (c"extra_float_digits", c"1"),
+    (c"plan_cache_mode", c"force_generic_plan"),
+    (c"jit", c"off"),
+];
+
+/// The subscriptions as they were read. The default destination is among them: without a subscription of its own it gets
+/// every event.
+pub struct Subscribed {
+    filters: Subscriptions,
+    subscribers: Vec<Subscriber>,
+}
+
+pub struct Subscriber {
+    pub destination: String,
+    condition: Option<Condition>,
+}
+
+struct Condition {
+    when: String,
+    prepared: OnceCell<SavedStatement>,
+}
+
+impl Subscriber {
+    pub fn new(destination: String, when: Option<String>) -> Self {
+        let condition = when.map(|when| Condition {
+            when,
+            prepared: OnceCell::new(),
+        });
+        Self { destination, condition }
+    }
+}
+
+impl Subscribed {
+    pub fn new(mut all: Vec<(Filter, Subscriber)>) -> Self {
+        if !all
+            .iter()
+            .any(|(_, subscriber)| subscriber.destination == DEFAULT_DESTINATION)
+        {
+            all.push((Filter::default(), Subscriber::new(DEFAULT_DESTINATION.to_owned(), None)));
+        }
+        all.sort_by(|(_, a), (_, b)| a.destination.cmp(&b.destination));
+        let (filters, subscribers) = all.into_iter().unzip();
+        Self {
+            filters: Subscriptions::new(filters),
+            subscribers,
+        }
+    }
+
+    /// The destinations that an event goes to. `event` is called if it takes more than its types to know them.
+    pub fn destinations<'e>(
+        &self,
+        (kind, aggregate_type): (&str, Option<&str>),
+        event: impl Fn() -> Result<Cow<'e, Event>, UserError>,
+    ) -> Result<Vec<&str>, UserError> {
+        let headers = match self.filters.read_headers() {
+            true => event()?.headers.clone(),
+            false => None,
+        };
+        let chosen = self.filters.met(kind, aggregate_type, headers.as_deref());
+        let chosen: Vec<&Subscriber> = chosen.into_iter().map(|position| &self.subscribers[position]).collect();
+        let mut is_met = vec![true; chosen.len()];
+        if chosen.iter().any(|subscriber| subscriber.condition.is_some()) {
+            let event = event()?;
+            as_reader(|| {
+                for (is_met, subscriber) in is_met.iter_mut().zip(&chosen) {
+                    let Subscriber { destination, condition } = subscriber;
+                    if let Some(condition) = condition {
+                        let when = &condition.when;
+                        let detail = || format!("The condition of the subscription of \"{destination}\" is {when}.");
+                        *is_met = txn::with_detail(detail, || condition.is_met(&event))?;
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        let met = chosen.into_iter().zip(is_met).filter(|(_, is_met)| *is_met);
+        let destinations = met.map(|(subscriber, _)| subscriber.destination.as_str());
+        Ok(destinations.filter(|destination| exists(destination)).collect())
+    }
+}
+
+/// A subscription outlives DROP SERVER. outbox_health reports it; no publish fails.
+fn exists(destination: &str) -> bool {
+    destination == DEFAULT_DESTINATION
+        || catalog::foreign_server(destination).is_some_and(|server| Kind::of_wrapper(&server.wrapper).is_some())
+}
+
+impl Condition {
+    fn is_met(&self, event: &Event) -> Result<bool, UserError> {
+        Spi::connect_mut(|client| {
+            let statement = match self.prepared.get() {
+                Some(statement) => statement,
+                None => {
+                    let types = [PgOid::from(PgBuiltInOids::TEXTOID); COLUMNS.len()];
+                    let sql = condition_sql(&self.when, |number| format!("${number}"));
+                    let prepared = client.prepare(&sql, &types)?.keep();
+                    self.prepared.get_or_init(|| prepared.into())
+                }
+            };
+            let args = event.texts().map(Param::from);
+            Ok(!client.select(&**statement, Some(1), &args)?.is_empty())
+        })
+        .map_err(internal)
+    }
+}
+
+/// The statement that has one row if the condition holds. The line feed ends a comment in it.
+fn condition_sql(when: &str, parameter: impl Fn(usize) -> String) -> String {
+    let columns = COLUMNS.iter().zip(1..).map(|(column, number)| {
+        let json = if column.kind == ColumnKind::Json {
+            "::pg_catalog.jsonb"
+        } else {
+            ""
+        };
+        format!("{}{json} as {}", parameter(number), column.name)
+    });
+    let columns: Vec<String> = columns.collect();
+    format!("select 1 from (select {}) event where ({when}\n)", columns.join(", "))
+}
+
+/// Runs `body` as the role that conditions run as.
+fn as_reader<T>(body: impl FnOnce() -> Result<T, UserError>) -> Result<T, UserError> {
+    let reader = reader()?;
+    guc::with(&SETTINGS, || security::run_restricted_as(reader, body))
+}
+
+/// The role that conditions run as.
+pub fn reader() -> Result<u32, UserError> {
+    match catalog::role_oid(READER) {
+        0 => {
+            let name = text::of_c_str(READER);
+            Err(UserError::new(
+                PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
+                format!("role \"{name}\" does not exist"),
+                format!("CREATE ROLE {name} NOLOGIN; it needs no rights."),
+            ))
+        }
+        role => Ok(role),
+    }
+}
+
+/// What is wrong with a condition.
+pub fn problem(when: &str) -> Option<String> {
+    let sql = condition_sql(when, |_| "null::pg_catalog.text".to_owned());
+    let explain = || {
+        let run = || Spi::run_with_args(&format!("explain {sql}"), &[]).map_err(internal);
+        as_reader(run).map_err(|error| error.message)
+    };
+    txn::attempt(explain).err()
+}
