@@ -41,7 +41,7 @@ RELEASE     ?= $(wildcard /usr/lib/postgresql/*/bin/pg_config $(MAJORS)/*/pg_con
 SOURCES      = Cargo.toml Cargo.lock src crates/core/src crates/worker/src crates/transport/src
 CTL_SOURCES  = Cargo.toml Cargo.lock crates/core/src crates/worker/src crates/transport/src crates/outboxctl/src
 
-.PHONY: all build-ctl help demo check test test-systems test-all test-major test-minors test-pg-upgrade majors chaos bench build install install-ctl deb rpm release sql lint fmt clean
+.PHONY: all build-ctl help demo check test test-systems test-all test-major test-minors test-pg-upgrade majors chaos bench build install install-ctl installcheck deb rpm release sql lint fmt clean
 .PHONY: tools ctl-tools servers test-tools systems-tools package-tools private private-minor
 
 all: build build-ctl
@@ -175,6 +175,9 @@ install-ctl: ## install outboxctl, with man pages and completions, below PREFIX;
 	$(CTL) completions bash > $(DESTDIR)$(datarootdir)/bash-completion/completions/outboxctl
 	$(CTL) completions zsh > $(DESTDIR)$(datarootdir)/zsh/site-functions/_outboxctl
 	$(CTL) completions fish > $(DESTDIR)$(datarootdir)/fish/vendor_completions.d/outboxctl.fish
+
+installcheck: ## run pg_test with pg_regress on the running server of PGHOST and PGPORT, as for any PGXS extension
+	@tests/support/installcheck.sh $(PG_CONFIG_PATH) $(VERSION)
 
 deb rpm: package-tools ## packages of the extension and of outboxctl, in target/packages
 	@packaging/build.sh $@ $(PG_CONFIG_PATH)
