@@ -10,7 +10,8 @@ use support::{Broker, Cluster, LONG, fresh_names, program, wait_until};
 const SHOP: &str = "shop";
 
 /// Pages whose blocks another test runs.
-const ELSEWHERE: [(&str, &str); 6] = [
+const ELSEWHERE: [(&str, &str); 7] = [
+    ("docs/packages.md", "tests/packages.rs"),
     ("docs/testing.md", "each_result_of_testing_md_is_as_the_page_shows"),
     ("docs/tutorial.md", "tests/readme.rs"),
     ("docs/publishing.md", "tests/publishing.rs"),

@@ -2,17 +2,19 @@
 //! in a package and on which systems it runs. apt installs the packages in a clean Debian, whose server delivers an event.
 
 use std::env::consts::ARCH;
+use std::ffi::OsString;
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use support::process::we_are_root;
+use support::process::{self, we_are_root};
 use support::workdir::ServerDir;
-use support::{Broker, Installation, port, program};
-use support::{all_of, exchange_and_queue};
+use support::{Broker, Cluster, Installation, LONG, markdown, port, program};
+use support::{all_of, exchange_and_queue, wait_until};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -206,11 +208,19 @@ fn the_sbom_names_the_crates_that_are_linked_with_licence_and_checksum() {
     }
 }
 
+/// A program of packaging/requirements.txt.
+fn tool(name: &str) -> Command {
+    packages("deb"); // installs them
+    Command::new(root().join("target/packaging/bin").join(name))
+}
+
 #[test]
-fn hadolint_accepts_the_dockerfile_and_compose_its_file() {
-    packages("deb"); // installs both programs
-    let tool = |name: &str| Command::new(root().join("target/packaging/bin").join(name));
+fn hadolint_accepts_the_dockerfile() {
     output(tool("hadolint").arg(root().join("packaging/Dockerfile")));
+}
+
+/// The services of the compose file and its definitions of RabbitMQ, as Compose reads them.
+fn compose() -> (Value, String) {
     let mut compose = tool("docker-compose");
     for variable in [
         "POSTGRES_PASSWORD",
@@ -218,15 +228,128 @@ fn hadolint_accepts_the_dockerfile_and_compose_its_file() {
         "RABBITMQ_PASSWORD",
         "MONITOR_TOKEN",
     ] {
-        compose.env(variable, "secret");
+        compose.env(variable, "a secret of the test");
     }
     compose
         .arg("--file")
         .arg(root().join("packaging/compose.yml"))
         .args(["config", "--format", "json"]);
-    let config: Value = serde_json::from_str(&output(&mut compose)).expect("JSON");
-    let services: Vec<&String> = config["services"].as_object().expect("services").keys().collect();
-    assert_eq!(services, ["monitor", "postgres", "rabbitmq"]);
+    let config = output(&mut compose).replace("$$", "$"); // it prints a compose file
+    let config: Value = serde_json::from_str(&config).expect("JSON");
+    let definitions = config["configs"]["definitions"]["content"].as_str();
+    (config["services"].clone(), definitions.expect("definitions").to_owned())
+}
+
+/// Without Docker: a broker with the definitions, a server after the script, and the programs with their options.
+#[test]
+fn the_services_of_the_compose_file_deliver_to_a_queue_and_to_outboxctl_listen() {
+    const SHOP: &str = "shop";
+    let (services, definitions) = compose();
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let environment = |service: &str| -> Vec<(String, String)> {
+        let variables = services[service]["environment"].as_object().expect("variables");
+        variables
+            .iter()
+            .map(|(name, value)| (name.clone(), text(value)))
+            .collect()
+    };
+    let directory = ServerDir::create("compose");
+    let broker = Broker::start();
+    let file = directory.path().join("definitions.json");
+    fs::write(&file, definitions).expect("write the definitions");
+    broker.ctl(&["import_definitions", &file.display().to_string()]);
+
+    let port = port::free_port();
+    let mut listen = Command::new(program::outboxctl());
+    let words = services["listen"]["command"].as_array().expect("words");
+    listen
+        .args(words.iter().skip(1).map(text))
+        .args(["--port", &port.to_string()]);
+    let mut listen = process::spawn_bound(piped(listen), libc::SIGKILL).expect("start outboxctl listen");
+    let mut lines = BufReader::new(listen.stdout.take().expect("piped")).lines();
+    let mut line = || lines.next().expect("a line").expect("text");
+    assert!(line().contains(&format!("http://0.0.0.0:{port}/")));
+    line(); // how to make a destination
+
+    let cluster = Cluster::builder().start();
+    cluster.exec("postgres", &format!("create database {SHOP}"));
+    let variables = environment("postgres");
+    let hook = variables
+        .iter()
+        .find(|(name, _)| name == "HOOK_HOST")
+        .expect("HOOK_HOST");
+    assert!(services[&hook.1].is_object(), "{} is a service", hook.1);
+    let here = |(name, value): &(String, String)| {
+        let value = value.replace("rabbitmq:5672", &format!("127.0.0.1:{}", broker.port()));
+        let value = value.replace("listen:8081", &format!("127.0.0.1:{port}"));
+        (
+            name.clone(),
+            if value == hook.1 { "127.0.0.1".to_owned() } else { value },
+        )
+    };
+    let mut init = Command::new("sh");
+    init.args(["-c", &read("packaging/compose-init.sh")])
+        .envs(variables.iter().map(here))
+        .env("POSTGRES_USER", "postgres")
+        .env("PGDATA", cluster.data_dir())
+        .env("PGHOST", "127.0.0.1")
+        .env("PGPORT", cluster.port().to_string())
+        .env("PATH", path_with(&cluster.installation().bin("")));
+    process::run_as(&mut init, process::postgres_account());
+    output(&mut init);
+    cluster.restart();
+    for destination in ["default", "hook"] {
+        wait_until("each step of the check to pass", LONG, || {
+            cluster.query_one(SHOP, &format!("select bool_and(ok) from outbox_check('{destination}')"))
+        });
+    }
+    for statement in markdown::blocks(&read("docs/packages.md"), "sql") {
+        cluster.exec(SHOP, &statement);
+    }
+    assert_eq!(line(), r#"#2 OrderPlaced order:42 {"order": 42}"#);
+    wait_until("both messages to be published", LONG, || {
+        cluster.query_one(
+            SHOP,
+            "select count(*) = 2 from outbox_messages where status = 'published'",
+        )
+    });
+    let keys: Vec<_> = all_of(&broker, "orders")
+        .iter()
+        .map(|message| message.routing_key.clone())
+        .collect();
+    assert_eq!(keys, ["order.placed"]);
+
+    let script = text(&services["monitor"]["command"][0])
+        .replace("/tmp/token", &directory.path().join("token").display().to_string())
+        .replace("0.0.0.0:8080", "127.0.0.1:0 --json");
+    let mut monitor = Command::new("sh");
+    monitor
+        .args(["-ec", &script])
+        .envs(environment("monitor"))
+        .env("PGHOST", "127.0.0.1")
+        .env("PGPORT", cluster.port().to_string())
+        .env("PATH", path_with(program::outboxctl().parent().expect("its directory")));
+    let mut monitor = process::spawn_bound(piped(monitor), libc::SIGKILL).expect("start the monitor");
+    let mut first = String::new();
+    let output = monitor.stdout.take().expect("piped");
+    BufReader::new(output).read_line(&mut first).expect("its first line");
+    let first: Value = serde_json::from_str(&first).expect("JSON");
+    assert_eq!((&first["database"], &first["actions"]), (&SHOP.into(), &true.into()));
+    process::kill(&mut monitor);
+    process::kill(&mut listen);
+    directory.finish();
+}
+
+fn piped(mut command: Command) -> Command {
+    command.stdout(Stdio::piped());
+    command
+}
+
+/// PATH with this directory first.
+fn path_with(directory: &Path) -> OsString {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let directories = std::iter::once(directory.to_owned()).chain(std::env::split_paths(&path));
+    std::env::join_paths(directories).expect("no directory of PATH contains a colon")
 }
 
 #[test]

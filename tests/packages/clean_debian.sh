@@ -13,6 +13,7 @@ umask 022
 
 root=$1 suite=$2 mirror=$3 packages=$4 major=$5
 export PGPORT="$6" MAJOR="$5" POSTGRES_USER=postgres POSTGRES_DB=shop MONITOR_PASSWORD=monitor
+export HOOK_URL=http://127.0.0.1:8081/ HOOK_HOST=127.0.0.1
 export PGDATA="/var/lib/postgresql/$major/main" LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive
 project=$(cd "$(dirname "$0")/../.." && pwd)
 
