@@ -16,11 +16,13 @@ out=target/packages
 venv=target/packaging
 
 MAJOR=$("$pg_config" --version | sed -E 's/^PostgreSQL ([0-9]+).*/\1/')
-MAINTAINER="the outbox maintainers <maintainers@outbox.invalid>"
+meta() { /usr/bin/python3 -c "import json; print(json.load(open('META.json'))$1)"; }
+MAINTAINER=$(meta "['maintainer']")
+HOMEPAGE=$(meta "['resources']['homepage']")
 VERSION=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 case $(uname -m) in x86_64) ARCH=amd64 ;; aarch64) ARCH=arm64 ;; *) ARCH=$(uname -m) ;; esac
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || stat -c %Y Cargo.lock)
-export GLIBC MAINTAINER VERSION ARCH SOURCE_DATE_EPOCH MAJOR NAME STAGE
+export GLIBC MAINTAINER HOMEPAGE VERSION ARCH SOURCE_DATE_EPOCH MAJOR NAME STAGE
 
 say() { echo "outbox: $*"; }
 run_make() { ${MAKE:-make} --no-print-directory PG_CONFIG="$pg_config" "$@" >/dev/null; }

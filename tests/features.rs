@@ -9,7 +9,9 @@ const TABLE: &str = "docs/features.md";
 #[test]
 fn every_link_of_the_documentation_has_a_target() {
     let mut pages = files("docs", "md");
-    pages.extend(["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md"].map(|path| (path.to_owned(), read(path))));
+    pages.extend(
+        ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "SECURITY.md"].map(|path| (path.to_owned(), read(path))),
+    );
     let dead: Vec<String> = pages.iter().flat_map(|(path, text)| dead_links(path, text)).collect();
     assert!(dead.is_empty(), "{}", dead.join("\n"));
     let links =

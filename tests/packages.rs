@@ -136,8 +136,6 @@ fn each_package_has_its_files_licences_and_documents_with_their_modes() {
         let mut wanted = vec![
             format!("644 ./{lib}/outbox.so"),
             format!("644 ./{share}/outbox.control"),
-            format!("644 ./{share}/outbox--{}.sql", env!("CARGO_PKG_VERSION")),
-            format!("644 ./{share}/outbox--0.1.0--{}.sql", env!("CARGO_PKG_VERSION")),
             format!("644 ./usr/share/doc/{extension}/docs/operate/install.md"),
             "755 ./usr/bin/outboxctl".to_owned(),
             "644 ./usr/share/man/man1/outboxctl-serve.1.gz".to_owned(),
@@ -146,6 +144,10 @@ fn each_package_has_its_files_licences_and_documents_with_their_modes() {
             "644 ./usr/lib/systemd/system/outboxctl-work@.service".to_owned(),
             "644 ./usr/lib/sysusers.d/outboxctl.conf".to_owned(),
         ];
+        let scripts = fs::read_dir(root().join("sql")).expect("sql/").flatten();
+        let scripts = scripts.map(|entry| entry.file_name().display().to_string());
+        let scripts = scripts.filter(|name| name.ends_with(".sql"));
+        wanted.extend(scripts.map(|name| format!("644 ./{share}/{name}")));
         for name in [extension.as_str(), "outboxctl"] {
             for file in [
                 "README.md",

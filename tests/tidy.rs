@@ -6,6 +6,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use serde_json::Value;
+
 /// What is refused, whether a line of code of a file is that, and a violation: a rule that finds nothing would not be noticed.
 type Rule = (&'static str, fn(&str, &str) -> bool, (&'static str, &'static str));
 
@@ -253,18 +255,36 @@ fn the_script_of_a_released_version_never_changes() {
 }
 
 #[test]
-fn the_library_and_pgxn_have_the_version_of_this_tree() {
-    let carried = format!("extension_sql_file!(\"../sql/outbox--{VERSION}.sql\""); // what cargo pgrx writes
-    assert!(read("src/lib.rs").contains(&carried), "src/lib.rs has no {carried}");
-    let meta = read("META.json");
-    let versions = meta.matches(&format!("\"version\": \"{VERSION}\"")).count();
-    assert_eq!(
-        versions, 2,
-        "META.json: the versions of the distribution and of the extension"
-    );
+fn all_that_names_a_version_names_that_of_this_tree() {
+    let series = VERSION.rsplit_once('.').expect("three numbers").0;
+    for (path, part) in [
+        (
+            "src/lib.rs",
+            format!("extension_sql_file!(\"../sql/outbox--{VERSION}.sql\""),
+        ), // what cargo pgrx writes
+        ("outbox.control", "default_version = '@CARGO_VERSION@'\n".to_owned()),
+        ("SECURITY.md", format!("\n| {series} | in the latest release |\n")),
+        ("SECURITY.md", format!(": v{VERSION}.")),
+    ] {
+        assert!(read(path).contains(&part), "{path} has no {part}");
+    }
+    let changelog = read("CHANGELOG.md");
+    let mut sections = changelog.lines().filter_map(|line| line.strip_prefix("## ["));
+    let newest = sections.find(|heading| !heading.starts_with("Unreleased"));
     assert!(
-        meta.contains(&format!("\"file\": \"sql/outbox--{VERSION}.sql\"")),
-        "META.json: the script"
+        newest.is_some_and(|heading| heading.starts_with(&format!("{VERSION}] - "))),
+        "{newest:?}"
+    );
+    let numbers = |path: &str| -> Vec<u32> { path.split(['-', '.']).flat_map(str::parse).collect() };
+    let scripts = files("sql", "sql").into_iter().map(|(path, _)| path);
+    let installs = scripts.filter(|path| path.starts_with("sql/outbox--") && numbers(path).len() == 3);
+    let newest = installs.max_by_key(|path| numbers(path)).expect("a script");
+    assert_eq!(newest, format!("sql/outbox--{VERSION}.sql"));
+    let meta: Value = serde_json::from_str(&read("META.json")).expect("META.json");
+    let extension = &meta["provides"]["outbox"];
+    assert_eq!(
+        [&meta["version"], &extension["version"], &extension["file"]],
+        [VERSION, VERSION, &newest]
     );
 }
 
