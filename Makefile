@@ -41,7 +41,7 @@ RELEASE     ?= $(wildcard /usr/lib/postgresql/*/bin/pg_config $(MAJORS)/*/pg_con
 SOURCES      = Cargo.toml Cargo.lock src crates/core/src crates/worker/src crates/transport/src
 CTL_SOURCES  = Cargo.toml Cargo.lock crates/core/src crates/worker/src crates/transport/src crates/outboxctl/src
 
-.PHONY: all build-ctl help demo check test test-systems test-all test-major test-minors test-pg-upgrade majors chaos bench build install install-ctl installcheck deb rpm release sql lint fmt clean
+.PHONY: all build-ctl help demo check test test-systems test-all test-major test-minors test-pg-upgrade majors chaos bench build install install-ctl installcheck deb rpm release sql lint deny fmt clean
 .PHONY: tools ctl-tools servers test-tools systems-tools package-tools private private-minor
 
 all: build build-ctl
@@ -193,6 +193,9 @@ lint: tools ## formatting and clippy, warnings denied
 	$(CARGO) clippy --locked --all-targets $(CRATES) -- -D warnings
 	PGRX_PG_CONFIG_PATH=$(PG_CONFIG_PATH) CARGO_TARGET_DIR=$(PG_TARGET) \
 	  $(CARGO) clippy --locked --profile $(PROFILE) --no-default-features --features pg$(PG_MAJOR) -p outbox -- -D warnings
+
+deny: ## licences, advisories and sources of the dependencies, with cargo-deny; FLAGS="licenses bans sources" needs no network
+	$(CARGO) deny --locked check $(FLAGS)
 
 fmt: ## format all code
 	$(CARGO) fmt --all
