@@ -217,8 +217,10 @@ fn tool(name: &str) -> Command {
 }
 
 #[test]
-fn hadolint_accepts_the_dockerfile() {
+fn hadolint_accepts_the_dockerfile_and_zizmor_the_workflow() {
     output(tool("hadolint").arg(root().join("packaging/Dockerfile")));
+    let workflows = root().join(".github/workflows");
+    output(tool("zizmor").args(["--offline", "--strict-collection"]).arg(workflows));
 }
 
 /// The services of the compose file and its definitions of RabbitMQ, as Compose reads them.
