@@ -373,6 +373,7 @@ fn each_make_target_in_the_docs_and_in_ci_exists() {
         "docs/outboxctl.md",
         "docs/benchmarks.md",
         "docs/packages.md",
+        "docs/releasing.md",
         ".ci/run",
         ".github/workflows/ci.yml",
     ] {
