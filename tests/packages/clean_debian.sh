@@ -71,7 +71,7 @@ sed -n "s/\${MAJOR}/$major/g; s/^COPY --from=server //p" "$project/packaging/Doc
 done
 
 step apt removes the packages
-sql "drop extension outbox"
+sql "drop extension outbox cascade" # and the destination hook
 server stop
 quiet in_root apt-get -y remove "postgresql-$major-outbox" outboxctl
 find "$root/usr" "$root/etc" -name '*outbox*'
