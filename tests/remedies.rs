@@ -15,36 +15,9 @@ use support::clock::cluster_with_clock;
 use support::wait::pass_time_until;
 use support::*;
 
-/// What begins a command in a remedy, and what ends it.
-const BEGINS: [&str; 8] = [
-    "rabbitmqctl set_",
-    "rabbitmqctl add_",
-    "rabbitmqctl list_unresponsive",
-    "ALTER ",
-    "CREATE ",
-    "COMMIT PREPARED",
-    "kill ",
-    "select ",
-];
-const ENDS: [&str; 10] = [
-    ", or ",
-    ", if ",
-    "; or ",
-    "; delivery resumes",
-    "; start the nodes",
-    "; the log of the server",
-    "; then ",
-    " with the old",
-    " at the shell",
-    "; correct the cause",
-];
-
 /// The first command of a remedy.
 fn command(remedy: &str) -> &str {
-    let begin = BEGINS.iter().filter_map(|word| remedy.find(word)).min();
-    let command = &remedy[begin.unwrap_or_else(|| panic!("no command: {remedy}"))..];
-    let end = ENDS.iter().filter_map(|word| command.find(word)).min();
-    &command[..end.unwrap_or(command.len())]
+    outbox_core::remedy::command(remedy).unwrap_or_else(|| panic!("no command: {remedy}"))
 }
 
 /// Waits until the check fails for the destination with these words in its problem, and returns the remedy.
