@@ -42,6 +42,7 @@
 //! | `scheduler` | what does the worker request from the kernel? | the worker's main thread, before it starts others |
 //! | `signature` | how is a message signed? | `outbox-http`, pure |
 //! | `ssrf` | may a request go to this address? | `outbox-http`, pure |
+//! | [`network`] | which addresses are in a network? | any, pure |
 
 /// The allocator of all Rust code of a process that delivers. Postgres' own memory is not touched. Messages are made on one
 /// thread and freed on others: docs/decisions/workers.md has the figures.
@@ -59,6 +60,7 @@ mod event;
 mod function;
 mod http;
 mod intake;
+pub mod network;
 mod pool;
 mod publisher;
 mod publisher_thread;

@@ -7,6 +7,7 @@
 //! special-purpose registries.
 
 use crate::down::{DownReason, Fault};
+use crate::network::{Network, prefix};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Hosts and networks that may be reached although their addresses are not public.
@@ -105,55 +106,6 @@ fn is_host_name(text: &str) -> bool {
     let last = plain_host(text);
     let last = last.rsplit('.').next().unwrap_or_default();
     text.chars().all(legal) && last.starts_with(char::is_alphabetic)
-}
-
-/// A range of addresses that share their first bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Network {
-    address: IpAddr,
-    bits: u32,
-}
-
-impl Network {
-    fn parse(text: &str) -> Option<Self> {
-        let (address, bits) = match text.split_once('/') {
-            Some((address, bits)) => (address, Some(bits)),
-            None => (text, None),
-        };
-        let address: IpAddr = address.parse().ok()?;
-        let width = width(address);
-        let bits = match bits {
-            Some(bits) if bits.bytes().all(|b| b.is_ascii_digit()) => {
-                bits.parse().ok().filter(|bits| *bits <= width)?
-            }
-            Some(_) => return None,
-            None => width,
-        };
-        // A network of mapped addresses becomes an IPv4 network, because callers pass canonical addresses.
-        Some(match address.to_canonical() {
-            IpAddr::V4(canonical) if address.is_ipv6() => Self {
-                address: canonical.into(),
-                bits: bits.checked_sub(96)?,
-            },
-            _ => Self { address, bits },
-        })
-    }
-
-    fn contains(self, address: IpAddr) -> bool {
-        width(self.address) == width(address) && prefix(self.address, self.bits) == prefix(address, self.bits)
-    }
-}
-
-fn width(address: IpAddr) -> u32 {
-    if address.is_ipv4() { 32 } else { 128 }
-}
-
-fn prefix(address: IpAddr, bits: u32) -> u128 {
-    let value = match address {
-        IpAddr::V4(v4) => u128::from(u32::from(v4)),
-        IpAddr::V6(v6) => u128::from(v6),
-    };
-    value.checked_shr(width(address) - bits).unwrap_or(0)
 }
 
 /// The kind of a special address; None for a public one.
