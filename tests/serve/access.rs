@@ -152,6 +152,140 @@ fn users_have_the_rights_of_their_line() {
     assert_eq!(who, "outboxctl serve: lee outbox_admin");
 }
 
+const USER: &str = "X-Remote-User";
+
+#[test]
+fn a_user_whom_a_proxy_names_acts_with_the_rights_of_a_login_and_is_in_the_audit() {
+    let cluster = quiet_cluster();
+    dead_letter(&cluster);
+    let users = file(
+        "sso",
+        &format!("kim:view:{SECRET} of kim\nlee:act:{SECRET} of lee\n"),
+        0o600,
+    );
+    let users = users.to_str().expect("UTF-8");
+    let arguments = ["--allow-actions", "--trusted-user-header", USER];
+    let monitor = Monitor::start(&cluster, &[&arguments[..], &["--users-file", users]].concat());
+    let act_as = |name: &str| {
+        let page = monitor.get_with("/message/1", &[(USER, name)]);
+        let shown = page.body.contains(&format!(">{name}</span>"));
+        assert!(
+            page.status != 200 || shown && !page.body.contains("Log out"),
+            "{}",
+            page.body
+        );
+        let token = page
+            .body
+            .contains("form_token")
+            .then(|| Monitor::form_token(&page.body));
+        let form = retry_with(token.as_deref().unwrap_or("none"));
+        (page.status, monitor.post("/act/message", &[(USER, name)], &form).status)
+    };
+    assert_eq!(act_as("kim"), (200, 403));
+    assert_eq!(act_as("mallory"), (403, 403), "not in the users file");
+    let own = Monitor::form_token(&monitor.get_with("/message/1", &[(USER, "lee")]).body);
+    assert_eq!(
+        monitor.post("/act/message", &[], &retry_with(&own)).status,
+        401,
+        "the form without the user"
+    );
+    assert_eq!(dead(&cluster), 1);
+    assert_eq!(act_as("lee"), (200, 303));
+    assert_eq!(dead(&cluster), 0);
+
+    // Without a file every user of the proxy may act, also one with the longest name.
+    let longest = "k".repeat(46);
+    let monitor = Monitor::start(&cluster, &arguments);
+    let asked = [(USER, &*longest), ("Sec-Fetch-Site", "same-origin")];
+    let token = Monitor::form_token(&monitor.get_with("/act/pause?destination=default", &asked).body);
+    let pause = [("destination", "default"), ("form_token", &*token)];
+    let stranger = monitor.post("/act/pause", &[(USER, "lee")], &pause);
+    assert_eq!(stranger.status, 403, "the form of another user");
+    assert_eq!(monitor.post("/act/pause", &[(USER, &longest)], &pause).status, 303);
+    let who: String = cluster.query_one(
+        DB,
+        "select string_agg(application_name, ', ' order by at) from outbox_audit",
+    );
+    assert_eq!(who, format!("outboxctl serve: lee, outboxctl serve: {longest}"));
+}
+
+#[test]
+fn a_header_that_does_not_come_from_the_proxy_or_names_no_one_user_is_refused() {
+    let cluster = quiet_cluster();
+    let token = file("sso-token", &format!("{SECRET}\n"), 0o600);
+    let token = token.to_str().expect("UTF-8");
+    let bearer = ("Authorization", &*format!("Bearer {SECRET}"));
+    let header = ["--trusted-user-header", USER];
+
+    // The proxy is elsewhere: this client is not the proxy, whatever else it sends.
+    let elsewhere = [
+        "--trusted-proxy",
+        "10.0.0.0/8",
+        "--trusted-proxy",
+        "fd00::/8",
+        "--token-file",
+        token,
+    ];
+    let monitor = Monitor::start(&cluster, &[&header[..], &elsewhere].concat());
+    let status = |path: &str, headers: &[(&str, &str)]| monitor.get_with(path, headers).status;
+    let forwarded = ("X-Forwarded-For", "10.0.0.1");
+    for path in ["/", "/metrics", "/login", "/app.js"] {
+        assert_eq!(status(path, &[(USER, "kim")]), 403, "{path}");
+        assert_eq!(
+            status(path, &[("x-remote-user", "kim"), bearer, forwarded]),
+            403,
+            "{path} with a token"
+        );
+    }
+    assert_eq!(status("/metrics", &[bearer]), 200, "a program with the token");
+    assert_eq!(status("/", &[]), 401);
+
+    let monitor = Monitor::start(&cluster, &header);
+    let status = |headers: &[(&str, &str)]| monitor.get_with("/", headers).status;
+    assert_eq!(status(&[(USER, "kim")]), 200);
+    assert_eq!(
+        status(&[(USER, "kim"), ("Authorization", "Bearer of another service")]),
+        200
+    );
+    for headers in [
+        &[][..],
+        &[bearer],
+        &[(USER, "kim"), (USER, "lee")],
+        &[(USER, "kim"), (USER, "kim")],
+        &[(USER, "")],
+        &[(USER, " ")],
+        &[(USER, &"k".repeat(47))],
+        &[(USER, &"k".repeat(8000))],
+        &[(USER, "kim\tlee")],
+        &[(USER, "größe")],
+    ] {
+        assert_eq!(status(headers), 403, "{headers:?}");
+    }
+    for control in ["kim\0", "kim\u{1b}[31m"] {
+        assert_eq!(status(&[(USER, control)]), 400, "{control:?}");
+    }
+
+    for (arguments, problem) in [
+        (&["--trusted-proxy", "10.0.0.0/8"][..], "--trusted-user-header"),
+        (
+            &["--trusted-user-header", USER, "--trusted-proxy", "proxy.example"],
+            "10.1.0.0/16",
+        ),
+        (&["--trusted-user-header", "Cookie"], "send cookie themselves"),
+        (
+            &["--trusted-user-header", USER, "--listen", "0.0.0.0:0"],
+            "Give --token-file or --users-file",
+        ),
+    ] {
+        let output = refused(&cluster, arguments);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            !output.status.success() && error.contains(problem),
+            "{arguments:?}: {error}"
+        );
+    }
+}
+
 #[test]
 fn only_a_form_of_the_server_itself_can_act() {
     let cluster = quiet_cluster();

@@ -2,6 +2,7 @@
 //! request passes `guard` before any handler.
 
 use super::connections::CLIENT_PATIENCE;
+use super::proxy::{PeerAddress, TrustedProxy};
 use crate::failure::{Code, Failure};
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
@@ -49,7 +50,7 @@ struct User {
 /// The authenticated viewer. Every handler behind `guard` gets it.
 #[derive(Clone, Debug)]
 pub struct Viewer {
-    /// None if users have no names.
+    /// None if users have no names. The proxy names its users.
     pub name: Option<String>,
     /// Whether there is a session to log out of.
     pub logged_in: bool,
@@ -77,10 +78,14 @@ impl Viewer {
 pub struct Access {
     /// None: every client that reaches the port may look, as on loopback.
     users: Option<Vec<User>>,
+    /// The proxy that signs users in.
+    proxy: Option<TrustedProxy>,
     allow_actions: bool,
     hosts: Vec<String>,
     cookie: String,
     open_form_token: String,
+    /// The token of the forms of each user of the proxy.
+    proxy_form_tokens: Mutex<LruCache<String, String>>,
     /// The sessions of viewers and when each was last seen, by the value of the cookie.
     sessions: Mutex<LruCache<String, (Viewer, Instant)>>,
     /// Held by the request whose secret is checked.
@@ -91,6 +96,7 @@ impl Access {
     pub fn new(
         token_file: Option<&Path>,
         users_file: Option<&Path>,
+        proxy: Option<TrustedProxy>,
         listen: SocketAddr,
         allow_actions: bool,
         hosts: &[String],
@@ -110,11 +116,13 @@ impl Access {
         }
         Ok(Self {
             users,
+            proxy,
             allow_actions,
             hosts: hosts.iter().map(|host| host.to_ascii_lowercase()).collect(),
             // Cookies do not distinguish ports: two monitors on one host must not log each other out.
             cookie: format!("outbox_session_{}", listen.port()),
             open_form_token: random_token(),
+            proxy_form_tokens: Mutex::new(LruCache::new(SESSIONS_MAX)),
             sessions: Mutex::new(LruCache::new(SESSIONS_MAX)),
             turn: Arc::default(),
         })
@@ -150,9 +158,35 @@ impl Access {
         format!("{}=; Path=/; HttpOnly; SameSite=Strict; Max-Age=0", self.cookie)
     }
 
+    /// The user whom the proxy names, with the rights of the line in the users file, if there is one. The name counts more
+    /// than a token or a session. Err: why the request is refused.
+    fn viewer_of_proxy(&self, headers: &HeaderMap, peer: Option<PeerAddress>) -> Result<Option<Viewer>, &'static str> {
+        let named = self.proxy.as_ref().map(|proxy| proxy.user(headers, peer)).transpose()?;
+        let Some(name) = named.flatten() else {
+            return Ok(None);
+        };
+        let may_act = match &self.users {
+            Some(users) if self.has_names() => {
+                let known = users.iter().find(|user| user.name == name);
+                known
+                    .ok_or("The users file does not have the user whom the proxy names.\n")?
+                    .may_act
+            }
+            _ => true,
+        };
+        let mut tokens = self.proxy_form_tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        let form_token = tokens.get_or_insert(name.to_owned(), random_token).clone();
+        Ok(Some(Viewer {
+            name: Some(name.to_owned()),
+            logged_in: false,
+            may_act: self.allow_actions && may_act,
+            form_token,
+        }))
+    }
+
     async fn viewer(&self, headers: &HeaderMap) -> Option<Viewer> {
         if self.users.is_none() {
-            return Some(Viewer {
+            return self.proxy.is_none().then(|| Viewer {
                 name: None,
                 logged_in: false,
                 may_act: self.allow_actions,
@@ -263,8 +297,17 @@ async fn admit(access: &Access, request: &Parts) -> Result<Option<Viewer>, Respo
         let said = "The request comes from another site. Open the page in this monitor.\n";
         return Err((StatusCode::FORBIDDEN, said).into_response());
     }
-    let viewer = access.viewer(headers).await;
+    let peer = request.extensions.get().copied();
+    let of_proxy = access.viewer_of_proxy(headers, peer);
+    let viewer = match of_proxy.map_err(|why| (StatusCode::FORBIDDEN, why).into_response())? {
+        None => access.viewer(headers).await,
+        named => named,
+    };
     if viewer.is_none() && !PUBLIC.contains(&path) {
+        if !access.asks_for_secret() {
+            let said = "This monitor knows users by the proxy that signs them in: open it there.\n";
+            return Err((StatusCode::FORBIDDEN, said).into_response());
+        }
         let wants_page = text(headers, &header::ACCEPT).is_some_and(|accept| accept.contains("text/html"));
         return Err(if wants_page && !changes {
             let to = request.uri.path_and_query().map_or("/", |to| to.as_str());
@@ -441,7 +484,7 @@ mod tests {
 
     #[test]
     fn only_loopback_goes_without_a_secret() {
-        let open = |listen: &str| Access::new(None, None, listen.parse().unwrap(), false, &[]);
+        let open = |listen: &str| Access::new(None, None, None, listen.parse().unwrap(), false, &[]);
         assert!(open("127.0.0.1:0").is_ok());
         assert!(open("[::1]:0").is_ok());
         for listen in ["0.0.0.0:8080", "[::]:8080", "10.0.0.5:8080"] {
@@ -451,7 +494,7 @@ mod tests {
 
     #[test]
     fn a_host_is_numbers_localhost_or_named() {
-        let access = Access::new(None, None, local(), false, &["Monitor.example".into()]).unwrap();
+        let access = Access::new(None, None, None, local(), false, &["Monitor.example".into()]).unwrap();
         for host in [
             "127.0.0.1:8080",
             "localhost",
@@ -529,7 +572,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_session_lasts_from_login_to_logout() {
-        let mut access = Access::new(None, None, local(), true, &[]).unwrap();
+        let mut access = Access::new(None, None, None, local(), true, &[]).unwrap();
         let file = "kim:view:0123456789abcdef\nlee:act:fedcba9876543210";
         access.users = Some(parse_users(Path::new("users"), file).unwrap());
         let none = HeaderMap::new();
@@ -560,7 +603,7 @@ mod tests {
     /// Otherwise a client could leave after each guess that is not answered in time.
     #[tokio::test]
     async fn the_pause_after_a_wrong_secret_lasts_although_its_client_leaves() {
-        let mut access = Access::new(None, None, local(), true, &[]).unwrap();
+        let mut access = Access::new(None, None, None, local(), true, &[]).unwrap();
         access.users = Some(parse_users(Path::new("users"), "kim:view:0123456789abcdef").unwrap());
         let none = HeaderMap::new();
         let began = Instant::now();

@@ -1,8 +1,11 @@
 //! The connections of clients: how many there are, and how long one of them may keep the monitor waiting.
 
 use super::base::BasePath;
+use super::proxy::PeerAddress;
 use axum::Router;
+use axum::http::Request;
 use axum::serve::Listener;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -21,10 +24,9 @@ pub const CLIENT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Serves forever.
 pub async fn serve(mut listener: TcpListener, router: Router, base: BasePath) -> Infallible {
-    let service = MapRequest::new(router, move |request| base.strip(request));
     let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
-        let (stream, _) = Listener::accept(&mut listener).await;
+        let (stream, peer) = Listener::accept(&mut listener).await;
         let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
             continue;
         };
@@ -32,10 +34,15 @@ pub async fn serve(mut listener: TcpListener, router: Router, base: BasePath) ->
         if set_tcp_user_timeout(&stream, CLIENT_PATIENCE.as_millis() as u32).is_err() {
             continue; // it has ended already
         }
+        let (base, peer) = (base.clone(), PeerAddress(peer.ip().to_canonical()));
+        let service = MapRequest::new(router.clone(), move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(peer);
+            base.strip(request)
+        });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(CLIENT_PATIENCE)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service.clone()));
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
         tokio::spawn(async move {
             _ = connection.await;
             drop(permit);

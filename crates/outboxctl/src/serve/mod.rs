@@ -18,6 +18,7 @@ mod metrics;
 mod overview;
 mod page;
 mod poller;
+mod proxy;
 mod search;
 mod session;
 mod snapshot;
@@ -27,14 +28,16 @@ use crate::commands::CommandContext;
 use crate::failure::{Code, Failure};
 use crate::shutdown::Shutdown;
 use access::{Access, guard, listen_address};
-use axum::http::header;
+use axum::http::{HeaderName, header};
 use axum::routing::{get, post};
 use axum::{Router, middleware};
 use base::{BasePath, rebased};
 use clap::Args;
 use context::{App, DOWNLOADS_MAX, PageContext, STREAMS_MAX};
 use live::live_page;
+use outbox_transport::network::Network;
 use page::MonitorPage;
+use proxy::TrustedProxy;
 use serde_json::json;
 use session::SessionPool;
 use std::path::PathBuf;
@@ -58,6 +61,12 @@ pub struct ServeArgs {
     /// File with a line name:view:secret or name:act:secret for each user
     #[arg(long, value_name = "FILE")]
     users_file: Option<PathBuf>,
+    /// Header in which a proxy that signs users in names the user
+    #[arg(long, value_name = "NAME", value_parser = proxy::parse_header)]
+    trusted_user_header: Option<HeaderName>,
+    /// Address or network from which that proxy connects; may be repeated [default: loopback]
+    #[arg(long, value_name = "CIDR", requires = "trusted_user_header", value_parser = proxy::parse_network)]
+    trusted_proxy: Vec<Network>,
     /// Host name by which browsers reach this monitor, in addition to localhost and addresses; may be repeated
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
@@ -72,7 +81,9 @@ pub async fn run(context: &CommandContext, args: &ServeArgs) -> Result<ExitCode,
     let address = listen_address(&args.listen)?;
     // Checked before anything is opened.
     let (token, users) = (args.token_file.as_deref(), args.users_file.as_deref());
-    let access = Access::new(token, users, address, args.allow_actions, &args.allow_host)?;
+    let header = args.trusted_user_header.clone();
+    let proxy = header.map(|header| TrustedProxy::new(header, &args.trusted_proxy));
+    let access = Access::new(token, users, proxy, address, args.allow_actions, &args.allow_host)?;
     let (session, view) = poller::first(connect).await?;
     let listener = TcpListener::bind(address).await.map_err(|error| {
         Failure::new(Code::Refused, format!("cannot listen at {address}: {error}"))

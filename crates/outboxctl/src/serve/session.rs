@@ -22,6 +22,11 @@ pub const WAIT_MAX: Duration = Duration::from_secs(5);
 /// A server that has not answered by then counts as lost: a cut network gives no error.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
+/// What sessions with the database are named; behind it stands the user of an action.
+const APPLICATION: &str = "outboxctl serve";
+/// A longer name of a user would be truncated there: Postgres keeps 63 bytes.
+pub const USER_MAX_BYTES: usize = 63 - APPLICATION.len() - ": ".len();
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionPurpose {
     /// The one poller: states, no payloads.
@@ -78,8 +83,8 @@ impl MonitorSession {
             SessionPurpose::Read => ("", "on", &["outbox_admin", "outbox_monitor"][..], by_index),
             SessionPurpose::Act { who } => (who.as_str(), "off", &["outbox_admin"][..], String::new()),
         };
-        let name = "select set_config('application_name', 'outboxctl serve' || $1, false)";
-        session.client.execute(name, &[&who]).await?;
+        let name = "select set_config('application_name', $1, false)";
+        session.client.execute(name, &[&format!("{APPLICATION}{who}")]).await?;
         let limits = format!(
             "set statement_timeout = '{}s'; set lock_timeout = '1s'; set idle_in_transaction_session_timeout = '10s';
              set timezone = 'UTC'; set default_transaction_read_only = {read_only}; {plans}",
