@@ -1,6 +1,8 @@
 //! Tests that `outboxctl top` shows the current state, obeys the keys, and restores the terminal. On a real Postgres, a
 //! real RabbitMQ, and a pseudo terminal with an emulator that returns what a user would see.
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -287,6 +289,74 @@ fn no_control_character_of_a_hostile_text_reaches_the_terminal() {
         text.contains("gotcha␇") && !text.chars().any(|c| c.is_control() && c != '\n'),
         "{text}"
     );
+}
+
+/// The text that the program last gave to the clipboard of the terminal (OSC 52).
+fn clipboard(written: &[u8]) -> String {
+    let written = String::from_utf8_lossy(written);
+    let (_, last) = written.rsplit_once("\u{1b}]52;c;").expect("a sequence OSC 52");
+    let encoded = last.split("\u{1b}\\").next().unwrap_or_default();
+    let text = BASE64_STANDARD.decode(encoded).expect("base64");
+    String::from_utf8(text).expect("UTF-8")
+}
+
+#[test]
+fn y_copies_a_command_that_retries_all_dead_letters_of_a_cause_and_no_other() {
+    let cluster = idle_cluster(&[]);
+    cluster.exec(
+        DB,
+        r#"create server "it's $(date)" foreign data wrapper outbox_http options (url 'https://receiver.example/');
+           select outbox_publish('T', '{}', 'order', n::text, destination => case when n > 1 then 'it''s $(date)' end)
+           from generate_series(1, 303) n;
+           insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason)
+             select seq, enqueued_at, 15, partition, destination, key,
+                    case seq when 2 then 'HTTP 410: gone' else
+                      format(E'HTTP 422: order-%s has \\ "no"\n currency\x1b, or it''s 100%% required (after 15 attempts)', seq) end
+             from outbox;
+           delete from outbox"#,
+    );
+    let mut screen = Screen::start(top_of(&cluster, &[]), 80, 24);
+    screen.wait_for(&["200+ × to it's $(date): HTTP 422", " more: h"]);
+    screen.pty.send("y");
+    screen.wait_for(&["Copied: outboxctl retry --destination"]);
+    let command = clipboard(&screen.pty.written());
+    assert!(!command.contains(char::is_control), "{command:?}");
+    let program = outboxctl();
+    let path = format!("{}:/usr/bin:/bin", program.parent().expect("a directory").display());
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("{command} --yes")]).env("PATH", path);
+    shell
+        .env("PGHOST", "127.0.0.1")
+        .env("PGPORT", cluster.port().to_string());
+    let output = shell
+        .env("PGUSER", "postgres")
+        .env("PGDATABASE", DB)
+        .output()
+        .expect("run a shell");
+    assert!(output.status.success(), "{command}: {output:?}");
+    let left: String = cluster.query_one(DB, "select string_agg(seq::text, ',' order by seq) from outbox_dead");
+    assert_eq!(left, "1,2", "another destination, and another cause: {command}");
+
+    // The command of one message is that of outbox_why(), and that of an alert the one in its remedy.
+    screen.wait_until("the group to be gone", |shown| !shown.contains(" × "));
+    screen.pty.send("g/order:1\r");
+    screen.wait_for(&["/order:1"]);
+    screen.pty.send("y");
+    screen.wait_for(&["Copied: outboxctl retry 1"]);
+    assert_eq!(clipboard(&screen.pty.written()), "outboxctl retry 1");
+    screen.pty.send("h");
+    screen.wait_for(&["Health", "workers"]);
+    screen.pty.send("y");
+    screen.wait_for(&["Copied: ALTER SYSTEM"]);
+    let command = clipboard(&screen.pty.written());
+    assert_eq!(
+        command,
+        "ALTER SYSTEM SET outbox.workers = '1'; SELECT pg_reload_conf()"
+    );
+    screen.pty.send("\u{1b}");
+    screen.wait_for(&["Summary"]);
+    screen.pty.send("q");
+    screen.assert_restored(0);
 }
 
 #[test]

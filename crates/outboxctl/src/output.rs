@@ -51,7 +51,7 @@ fn as_text(lines: impl IntoIterator<Item = Line<'static>>, colours: bool) -> Str
 /// Prints rows under the titles of their columns. On a terminal long texts are cut, so that each row is one line; the
 /// output for a script is not.
 pub fn print_rows(rows: &[ListRow]) -> Result<(), Failure> {
-    let mut lines = list::lines(rows, room(), 2);
+    let (mut lines, _) = list::lines(rows, room(), 2); // their columns all stay
     lines.iter_mut().take(1).for_each(|titles| titles.style = theme::STRONG);
     print_lines(lines)
 }

@@ -25,6 +25,70 @@ pub fn state() -> BoardState {
     state
 }
 
+/// An outage: three destinations in trouble behind ten others, four alerts, and many failed messages of few causes.
+pub fn outage() -> BoardState {
+    let mut state = state();
+    let Snapshot {
+        destinations,
+        messages,
+        problems,
+        ..
+    } = &mut state.shown;
+    let destination = |name: &str, state: WorkerState| DestinationRow {
+        name: name.into(),
+        state: DestinationState::Reported(state).into(),
+        pending: Some(0),
+        in_flight: Some(0),
+        published_per_s: Some(40.2),
+        ..DestinationRow::default()
+    };
+    let healthy = (0..10).map(|n| destination(&format!("shop{n}"), WorkerState::Connected));
+    let mut rows: Vec<DestinationRow> = healthy.collect();
+    rows.push(DestinationRow {
+        oldest_s: Some(75.0),
+        ..destination("slow", WorkerState::Connected)
+    });
+    rows.push(DestinationRow {
+        oldest_s: Some(900.0),
+        paused: true,
+        ..destination("paused", WorkerState::Paused)
+    });
+    rows.push(DestinationRow {
+        reason: Some("unreachable".into()),
+        detail: Some("10.0.0.7:443: connection refused".into()),
+        pending: Some(1_190),
+        ..destination("webhook", WorkerState::Down)
+    });
+    rows.push(destination("zoll", WorkerState::Connecting));
+    *destinations = Ok(rows);
+
+    let message = |status: MessageStatus, seq: i64, note: String| Message {
+        status: status.into(),
+        seq,
+        destination: "default".into(),
+        partition: format!("p{:02}", seq % 16),
+        key: Some(format!("order:{seq}")),
+        attempts: 15,
+        age_s: 3_600.0,
+        due_s: None,
+        note: Some(note),
+    };
+    let currency = |seq| format!(r#"HTTP 422: order-{seq} has "no" currency, or it's 100% wrong (after 15 attempts)"#);
+    let dead = (1..=150).map(|seq| message(MessageStatus::Dead, seq, currency(seq)));
+    let other = [message(MessageStatus::Dead, 151, "HTTP 410: gone for good".into())];
+    let retried = (201..=230).map(|seq| message(MessageStatus::Retrying, seq, "HTTP 503: closed".into()));
+    let ready = message(MessageStatus::Ready, 301, String::new());
+    *messages = Ok(dead.chain(other).chain(retried).chain([ready]).collect());
+
+    let all = problems.as_mut().expect("problems");
+    let more = ["retrying", "dead letters"].map(|check| Problem {
+        check: check.into(),
+        ..all[1].clone()
+    });
+    all.extend(more);
+    state
+}
+
 pub fn snapshot() -> Snapshot {
     Snapshot {
         now: Now {

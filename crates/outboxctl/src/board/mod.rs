@@ -7,11 +7,13 @@
 //! | `state`, `update` | what is shown, and what does a key or a reading change? |
 //! | `view`, `panels`, `page` | what stands where? |
 //! | `rows`, `panel` | which fields has a row, and how does a list fit into its place? |
+//! | `groups` | which failed messages have the same cause? |
 //! | `own` | what does `work` show in addition to the outbox? |
 //! | `reader` | what is read from the database, and how often? |
 
 #[cfg(test)]
 mod fixture;
+mod groups;
 mod own;
 mod page;
 mod panel;
@@ -118,6 +120,7 @@ fn draw(
             match update(&mut state, event) {
                 None => {}
                 Some(BoardRequest::End) => stop.request(),
+                Some(BoardRequest::Copy(text)) => screen.copy(&text)?,
                 Some(BoardRequest::Hold(holds)) => worker.iter().for_each(|worker| worker.hold(holds)),
                 Some(request) => {
                     let sent = requests.try_send(request);

@@ -113,24 +113,20 @@ pub fn destination(row: &DestinationFacts, now: Instant) -> ListRow {
     let words = [row.status.reason.map(StatusReason::name), row.status.detail.as_deref()];
     let why = words.into_iter().flatten().collect::<Vec<_>>().join(": ");
     let state = row.status.state;
-    ListRow {
-        id: row.name.clone(),
-        fields: vec![
-            RowField::prose("destination", 0, 9, &row.name),
-            RowField::words("state", 0, state.name()).style(theme::tone(DestinationState::Reported(state).tone())),
-            RowField::number("since", 1, seconds(row.since, now), age),
-            RowField::count("flight", 2, row.in_flight as i64),
-            RowField::prose("why", 0, 18, why),
-        ],
-    }
+    let fields = vec![
+        RowField::prose("destination", 0, 9, &row.name),
+        RowField::words("state", 0, state.name()).style(theme::tone(DestinationState::Reported(state).tone())),
+        RowField::number("since", 1, seconds(row.since, now), age),
+        RowField::count("flight", 2, row.in_flight as i64),
+        RowField::prose("why", 0, 18, why),
+    ];
+    ListRow::new(row.name.clone(), fields)
 }
 
 pub fn log_line(row: &LogLine) -> ListRow {
-    ListRow {
-        id: row.number.to_string(),
-        fields: vec![
-            RowField::words("UTC", 0, &row.clock),
-            RowField::prose("message", 0, 20, &row.text),
-        ],
-    }
+    let fields = vec![
+        RowField::words("UTC", 0, &row.clock),
+        RowField::prose("message", 0, 20, &row.text),
+    ];
+    ListRow::new(row.number.to_string(), fields)
 }

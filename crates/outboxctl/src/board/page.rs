@@ -15,8 +15,9 @@ top  | tab 1-5 | pane | go to the next pane, with Shift to the previous one, or 
 work | tab 1-7 | pane | go to the next pane, with Shift to the previous one, or to a pane by its number
      | j k | move | select the next or the previous row, like the arrows
      | pgup pgdn g G | | move ten rows, or to the first or the last row
-     | enter | detail | show the full text of the selected row; of a message with its event and attempts
-     | h | health | show all problems of outbox_health with their remedies
+     | enter | detail | show the full text of the selected row; of a message with its event and attempts. Open or close a group
+     | h | alerts | show all problems of outbox_health with their remedies
+     | y | copy fix | copy the command for the selected message, group or alert to the clipboard of the terminal (OSC 52)
      | / | filter | show only rows that contain a text; Esc shows all rows again
      | s | sort | sort by the next column of the pane
 top  | r | retry | retry the selected message: only with --allow-actions, confirmed with y
@@ -44,22 +45,29 @@ pub fn help(state: &BoardState, width: usize) -> Vec<Line<'static>> {
     keys(state).flat_map(|(key, _, does)| named(key, does, width)).collect()
 }
 
-pub fn health(state: &BoardState, width: usize) -> Vec<Line<'static>> {
-    match &state.shown.problems {
-        Err(why) => named("not readable", why, width),
+/// All problems, and the line with which the n-th, the selected one, begins.
+pub fn health(state: &BoardState, n: usize, width: usize) -> (Vec<Line<'static>>, usize) {
+    let problems = match &state.shown.problems {
+        Err(why) => return (named("not readable", why, width), 0),
         Ok(problems) if problems.is_empty() => {
-            vec![Line::styled("All checks of outbox_health are ok.", theme::GOOD)]
+            let ok = Line::styled("All checks of outbox_health are ok.", theme::GOOD);
+            return (vec![ok], 0);
         }
-        Ok(problems) => {
-            let lines = problems.iter().flat_map(|problem| {
-                let mut lines = named(&problem.title(), &problem.problem, width);
-                lines.extend(named("", &format!("→ {}", problem.remedy), width));
-                lines.push(Line::default());
-                lines
-            });
-            lines.collect()
+        Ok(problems) => problems,
+    };
+    let (mut lines, mut at) = (Vec::new(), 0);
+    for (i, problem) in problems.iter().enumerate() {
+        let to = problem.named().map(|named| format!("{named}: ")).unwrap_or_default();
+        let mut of_problem = named(&problem.check, &format!("{to}{}", problem.problem), width);
+        of_problem.extend(named("", &format!("→ {}", problem.remedy), width));
+        if i == n.min(problems.len() - 1) {
+            at = lines.len();
+            of_problem.iter_mut().for_each(|line| line.style = theme::SELECTED);
         }
+        lines.extend(of_problem);
+        lines.push(Line::default());
     }
+    (lines, at)
 }
 
 /// The title and the fields of a row.
@@ -107,6 +115,6 @@ fn named(name: &str, said: &str, width: usize) -> Vec<Line<'static>> {
         .chain(std::iter::repeat(String::new()));
     let lines = names.zip(lines);
     lines
-        .map(|(name, line)| Line::raw(text::left(&name, NAMES) + &line))
+        .map(|(name, line)| Line::raw(text::left(&text::fit(&name, NAMES - 1), NAMES) + &line))
         .collect()
 }

@@ -18,6 +18,8 @@ pub struct Panel {
     pub head: Vec<Line<'static>>,
     /// They scroll with the selected one.
     pub rows: Vec<Line<'static>>,
+    /// So many of the first rows do not scroll.
+    pub pinned: usize,
     pub selected: usize,
     /// It receives the keys.
     pub has_focus: bool,
@@ -40,7 +42,12 @@ impl Panel {
 
     /// With fewer lines it is not shown. A panel with many fixed lines is cut in a column of this height.
     fn least(&self, room: u16) -> u16 {
-        let least = if self.rows.is_empty() { 6 } else { self.fixed() + 2 };
+        let least = match (self.rows.is_empty(), self.pinned) {
+            (true, _) => 6,
+            (_, 0) => self.fixed() + 2,
+            // The others must find room, too.
+            (_, pinned) => (self.fixed() + pinned.min(1 << 14) as u16).min((room * 3 / 10).max(5)),
+        };
         least.min((room * 2 / 5).max(5)).min(self.height())
     }
 
@@ -50,32 +57,44 @@ impl Panel {
             false => (theme::DIM, BorderType::Plain, theme::STRONG),
         };
         let visible = usize::from(area.height.saturating_sub(self.fixed()));
+        // With the focus one row scrolls in any case.
+        let pinned = self.pinned.min(visible.saturating_sub(self.has_focus.into()));
         // The selected row is near the middle, and no line is empty.
-        let first = self.selected.saturating_sub(visible / 2);
-        let first = first.min(self.rows.len().saturating_sub(visible));
-        let hidden = self.rows.len().saturating_sub(first + visible);
+        let first = self.selected.saturating_sub((visible - pinned) / 2).max(pinned);
+        let first = match visible - pinned {
+            0 => pinned,
+            _ => first.min(pinned + self.rows.len().saturating_sub(visible)),
+        };
+        let hidden = self.rows.len().saturating_sub(first + visible - pinned);
+        let scrolled = self.rows.iter().skip(first).take(visible - pinned);
+        let rows: Vec<Line> = self.rows.iter().take(pinned).chain(scrolled).cloned().collect();
+        let selected = if self.selected < first {
+            self.selected
+        } else {
+            self.selected - first + pinned
+        };
         let mut block = Block::bordered()
             .border_style(edge)
             .border_type(lines)
             .title(Span::styled(format!(" {} ", self.title), title));
-        if !self.remark.is_empty() {
-            block = block.title(Line::styled(format!(" {} ", self.remark), theme::DIM).right_aligned());
+        let room = usize::from(area.width).saturating_sub(text::width(&self.title) + 7);
+        let remark = text::fit(&self.remark, room);
+        if !remark.is_empty() {
+            block = block.title(Line::styled(format!(" {remark} "), theme::DIM).right_aligned());
         }
         if hidden > 0 {
             block = block.title_bottom(Line::from(format!(" {} more ", count(hidden as i64))).right_aligned());
         }
-        let [head, rows] = Layout::vertical([Constraint::Length(self.head.len() as u16), Constraint::Fill(1)])
+        let [head, place] = Layout::vertical([Constraint::Length(self.head.len() as u16), Constraint::Fill(1)])
             .areas(block.inner(area));
         frame.render_widget(block, area);
         frame.render_widget(Paragraph::new(self.head.clone()), head);
-        let mut list = List::new(self.rows.clone());
+        let mut list = List::new(rows);
         if self.has_focus && !self.keeps_row_style {
             list = list.highlight_style(theme::SELECTED);
         }
-        let mut at = ListState::default()
-            .with_offset(first)
-            .with_selected(Some(self.selected));
-        frame.render_stateful_widget(list, rows, &mut at);
+        let mut at = ListState::default().with_selected(Some(selected));
+        frame.render_stateful_widget(list, place, &mut at);
     }
 }
 
@@ -94,9 +113,10 @@ pub fn draw_column(frame: &mut Frame, area: Rect, panels: &[Panel]) {
 fn heights(panels: &[Panel], room: u16) -> Vec<u16> {
     let mut heights = vec![0; panels.len()];
     let mut left = room;
-    // First the focused panel, which shows at least a few rows, then in order, the minimum of each.
+    // First the focused panel, which shows at least a few rows, then those with pinned rows, then in order, the minimum
+    // of each.
     let mut order: Vec<usize> = (0..panels.len()).collect();
-    order.sort_by_key(|i| !panels[*i].has_focus);
+    order.sort_by_key(|i| (!panels[*i].has_focus, panels[*i].pinned == 0));
     for i in order {
         let least = panels[i].least(room);
         let least = match panels[i].has_focus {
@@ -190,18 +210,42 @@ mod tests {
     }
 
     #[test]
-    fn the_selected_row_is_among_those_shown() {
-        for selected in [0, 50, 99] {
+    fn the_selected_row_and_the_pinned_rows_are_among_those_shown() {
+        for (selected, pinned) in [0, 2, 50, 99]
+            .into_iter()
+            .flat_map(|selected| [(selected, 0), (selected, 3)])
+        {
             let rows = (0..100).map(|n| Line::raw(format!("row {n}"))).collect();
             let panel = Panel {
                 rows,
                 selected,
+                pinned,
+                has_focus: true,
                 ..Panel::default()
             };
             let buffer = crate::screen::fixture::buffer(20, 12, |frame| panel.draw(frame, frame.area()));
             let shown = crate::screen::frame::as_text(&buffer);
-            assert!(shown.contains(&format!("│row {selected} ")), "{shown}");
+            for row in (0..pinned).chain([selected]) {
+                assert!(shown.contains(&format!("┃row {row} ")), "{shown}");
+            }
             assert_eq!(shown.matches("row ").count(), 10, "no line is empty");
+            let marked = buffer
+                .content
+                .chunks(20)
+                .find(|line| line[1].modifier.contains(theme::SELECTED.add_modifier));
+            let marked: String = marked.expect("a marked row").iter().map(|cell| cell.symbol()).collect();
+            assert!(marked.contains(&format!("row {selected} ")), "{marked}");
         }
+    }
+
+    #[test]
+    fn pinned_rows_come_before_the_other_panels() {
+        let pinned = Panel {
+            pinned: 2,
+            ..panel(1, 30, false)
+        };
+        let panels = [panel(6, 0, false), panel(1, 30, false), pinned, panel(1, 30, true)];
+        assert_eq!(heights(&panels, 20), [7, 0, 5, 8]);
+        assert_eq!(heights(&panels, 12), [0, 0, 6, 6]);
     }
 }

@@ -83,7 +83,15 @@ pub fn report(snapshot: &Snapshot, status: &Status, width: usize) -> Vec<Line<'s
         lines.push(Line::default());
         match rows {
             Ok(rows) if rows.is_empty() => lines.push(Line::raw(none)),
-            Ok(rows) => lines.extend(list::lines(&rows, width, 2)),
+            Ok(rows) => {
+                let (rows, same) = list::lines(&rows, width, 2);
+                lines.extend(rows);
+                lines.extend(
+                    Some(same)
+                        .filter(|same| !same.is_empty())
+                        .map(|same| Line::raw(format!("each: {same}"))),
+                );
+            }
             Err(why) => lines.extend(unreadable(&why, width)),
         }
     }
@@ -209,6 +217,7 @@ pub fn of_list(state: &BoardState, pane: Pane, width: usize) -> Panel {
         }
     };
     panel.selected = state.selected(pane, &rows);
+    panel.pinned = rows.iter().filter(|row| row.is_pinned).count();
     if let (Pane::ThisWorker, Some(own)) = (pane, &state.own)
         && let Some(facts) = &own.facts
     {
@@ -223,7 +232,10 @@ pub fn of_list(state: &BoardState, pane: Pane, width: usize) -> Panel {
     match pane {
         Pane::Partitions => map(state, panel, &rows, width),
         _ => {
-            let lines = list::lines(&rows, width, 1);
+            let (lines, same) = list::lines(&rows, width, 1);
+            if panel.remark.is_empty() && !same.is_empty() {
+                panel.remark = format!("each: {same}");
+            }
             let titles = lines.first().cloned().unwrap_or_else(|| "none".into());
             panel.head.push(titles.style(theme::DIM));
             panel.rows.extend(lines.into_iter().skip(1));
@@ -309,30 +321,39 @@ fn unreadable(why: &str, width: usize) -> Vec<Line<'static>> {
     lines.map(|line| Line::styled(line, theme::WARNING)).collect()
 }
 
-/// The most problems that are shown above everything else; `h` shows all.
-const PROBLEMS_MAX: usize = 3;
-
-/// The problems that `outbox_health` reports, each with its remedy in at most two lines.
-pub fn problems(problems: &[Problem], width: usize) -> Vec<Line<'static>> {
+/// The problems that `outbox_health` reports, each with its remedy, in at most this many lines. `h` shows the others.
+pub fn problems(problems: &[Problem], width: usize, room: usize) -> Vec<Line<'static>> {
+    let shown = problems.len().min(room / 2);
+    let hidden = problems.len() - shown;
+    let more = match hidden {
+        0 => String::new(),
+        hidden => format!("  +{hidden} more: h"),
+    };
+    let mut spare = room - 2 * shown; // for remedies of two lines
     let mut lines = Vec::new();
-    for problem in problems.iter().take(PROBLEMS_MAX) {
+    for (n, problem) in problems.iter().take(shown).enumerate() {
         let what = text::harmless(&format!("! {}: {}", problem.title(), problem.problem));
         lines.push(Line::styled(text::fit(&what, width), theme::BAD));
-        let room = width.saturating_sub(4).max(1);
-        let mut remedy = text::wrapped(&text::harmless(&problem.remedy), room);
-        if remedy.len() > 1 {
-            let rest = remedy.drain(1..).collect::<Vec<_>>().join(" ");
-            remedy.push(text::fit(&rest, room));
+        let more = if n + 1 == shown { &*more } else { "" };
+        let columns = width.saturating_sub(4 + text::width(more)).max(1);
+        let mut remedy = text::wrapped(&text::harmless(&problem.remedy), columns).into_iter();
+        let mut parts = vec![remedy.next().unwrap_or_default()];
+        let rest = remedy.collect::<Vec<_>>().join(" ");
+        if !rest.is_empty() && spare > 0 {
+            spare -= 1;
+            parts.push(text::fit(&rest, columns));
+        } else if !rest.is_empty() {
+            parts[0] = text::fit(&format!("{} {rest}", parts[0]), columns);
         }
-        let signed = ["  → ", "    "]
-            .into_iter()
-            .zip(remedy)
-            .filter(|(_, said)| !said.is_empty());
-        lines.extend(signed.map(|(sign, said)| Line::styled(sign.to_owned() + &said, theme::WARNING)));
-    }
-    let hidden = problems.len().saturating_sub(PROBLEMS_MAX);
-    if hidden > 0 {
-        lines.push(Line::styled(format!("! {hidden} more problems: press h"), theme::BAD));
+        let last = parts.len() - 1;
+        for (i, (sign, said)) in ["  → ", "    "].into_iter().zip(parts).enumerate() {
+            let mut line = Line::styled(sign.to_owned() + &said, theme::WARNING);
+            if i == last && !more.is_empty() {
+                line = Line::styled(sign.to_owned() + &text::left(&said, columns), theme::WARNING);
+                line.push_span(Span::styled(more.to_owned(), theme::BAD));
+            }
+            lines.push(line);
+        }
     }
     lines
 }

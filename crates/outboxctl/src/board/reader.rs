@@ -6,7 +6,7 @@ use super::update::{BoardEvent, BoardRequest};
 use crate::connect::{ConnectArgs, Session, connect_session};
 use crate::failure::{Code, Failure};
 use crate::operation::{OperatorAction, run};
-use crate::queries::detail::{self, Fact};
+use crate::queries::detail::{self, Fact, MessageDetail};
 use crate::queries::model::{Part, Snapshot};
 use crate::queries::{Fetch, IN_ORDER, Parameters, snapshot};
 use serde::de::DeserializeOwned;
@@ -89,6 +89,14 @@ impl BoardReader {
         }
     }
 
+    async fn remedy(&mut self, seq: i64, destination: &str) -> Part<Option<String>> {
+        let session = self.session().await.map_err(|failure| failure.message)?;
+        let read = async { Ok(detail::read(session, seq, Some(destination)).await) };
+        let messages = answered(read).await.unwrap_or_else(|failure| Err(failure.message))?;
+        let remedies = messages.iter().filter_map(MessageDetail::remedy);
+        Ok(remedies.map(str::to_owned).next())
+    }
+
     async fn act(&mut self, action: &OperatorAction) -> Notice {
         let done = match self.session().await {
             Ok(session) => timeout(ANSWER_TIMEOUT, run(&session.session, &action.call(None)))
@@ -144,12 +152,15 @@ impl BoardReader {
                     Some(BoardRequest::Open { seq, destination }) => {
                         BoardEvent::Opened(Box::new(self.open_message(seq, destination).await))
                     }
+                    Some(BoardRequest::Remedy { seq, destination }) => {
+                        BoardEvent::Remedy(self.remedy(seq, &destination).await)
+                    }
                     Some(BoardRequest::Act(action)) => {
                         let done = self.act(&action).await;
                         due = Instant::now(); // to see what it did
                         BoardEvent::Done(done)
                     }
-                    Some(BoardRequest::End | BoardRequest::Hold(_)) => continue,
+                    Some(BoardRequest::End | BoardRequest::Hold(_) | BoardRequest::Copy(_)) => continue,
                 },
             };
             emit(event)?;

@@ -1,12 +1,13 @@
 //! The rows of each list, from what was read of the database.
 
-use super::own;
 use super::state::{BoardState, Pane, PaneState};
+use super::{groups, own};
 use crate::queries::model::{DestinationRow, ErrorGroup, Message, Part, PartitionRow, Passes, Snapshot, WorkerRow};
-use crate::queries::state::Tone;
+use crate::queries::state::{DestinationState, Tone};
 use crate::screen::list::{ListRow, RowField, chosen};
 use crate::screen::text::{age, count, known, ms, rate};
 use crate::screen::theme;
+use outbox_worker::State;
 use ratatui::style::Style;
 
 impl BoardState {
@@ -45,7 +46,14 @@ pub fn of(pane: Pane, state: &BoardState) -> Part<Vec<ListRow>> {
         Pane::Workers => workers(shown, &owners),
         Pane::Destinations => destinations(shown),
         Pane::Errors => each(&shown.errors, error),
-        Pane::Messages => each(&shown.messages, message),
+        Pane::Messages => {
+            let PaneState { filter, order, .. } = &state.panes[pane as usize];
+            // A filter and an order are of single messages.
+            match filter.is_empty() && *order == 0 {
+                true => groups::messages(state, message),
+                false => each(&shown.messages, message),
+            }
+        }
         Pane::ThisWorker => {
             let facts = state.own.iter().filter_map(|own| own.facts.as_ref());
             let destinations = facts.flat_map(|facts| &facts.destinations);
@@ -58,8 +66,12 @@ pub fn of(pane: Pane, state: &BoardState) -> Part<Vec<ListRow>> {
     }
 }
 
+/// Those in trouble first.
 pub fn destinations(shown: &Snapshot) -> Part<Vec<ListRow>> {
-    each(&shown.destinations, destination)
+    let mut rows = each(&shown.destinations, destination)?;
+    let is_down = |row: &ListRow| row.fields[1].style == theme::BAD;
+    rows.sort_by_key(|row| (!is_down(row), !row.is_pinned));
+    Ok(rows)
 }
 
 pub fn workers(shown: &Snapshot, owners: &Owners) -> Part<Vec<ListRow>> {
@@ -117,18 +129,16 @@ fn partition(row: &PartitionRow, owners: &Owners) -> ListRow {
         false => "none",
     };
     let first = row.first_waiting_seq.map(|seq| -(seq as f64)); // the lowest first
-    ListRow {
-        id: row.label.clone(),
-        fields: vec![
-            RowField::fact("", letter).style(style),
-            RowField::fact("", mark).style(mark_style),
-            RowField::words("owner", 0, row.owner.as_deref().unwrap_or("none")),
-            RowField::fact("lease", known(row.ttl_s, |s| format!("{} left", age(s)))),
-            RowField::fact("epoch", row.epoch.to_string()),
-            RowField::number("first waiting", 0, first, |seq| format!("message {:.0}", -seq)),
-            RowField::words("blocked keys", 0, blocked),
-        ],
-    }
+    let fields = vec![
+        RowField::fact("", letter).style(style),
+        RowField::fact("", mark).style(mark_style),
+        RowField::words("owner", 0, row.owner.as_deref().unwrap_or("none")),
+        RowField::fact("lease", known(row.ttl_s, |s| format!("{} left", age(s)))),
+        RowField::fact("epoch", row.epoch.to_string()),
+        RowField::number("first waiting", 0, first, |seq| format!("message {:.0}", -seq)),
+        RowField::words("blocked keys", 0, blocked),
+    ];
+    ListRow::new(row.label.clone(), fields)
 }
 
 fn worker(row: &WorkerRow, passes: Option<&Passes>, owners: &Owners) -> ListRow {
@@ -181,70 +191,71 @@ fn worker(row: &WorkerRow, passes: Option<&Passes>, owners: &Owners) -> ListRow 
             RowField::fact("backoff", ms(passes.backoff_ms)),
         ]);
     }
-    ListRow {
-        id: row.id.clone(),
-        fields,
-    }
+    ListRow::new(row.id.clone(), fields)
+}
+
+/// Whether an operator must see it: it is down, or its messages wait though it is not paused, because it is slow to
+/// connect or to fail.
+fn is_in_trouble(row: &DestinationRow) -> bool {
+    let waits = row.oldest_s >= Some(60.0) || row.state.is(DestinationState::Reported(State::Connecting));
+    row.state.tone() == Tone::Bad || waits && !row.paused
 }
 
 fn destination(row: &DestinationRow) -> ListRow {
     let limit = row.pending.zip(row.max_pending);
     let is_full = limit.is_some_and(|(pending, max)| pending * 10 >= max * 9);
+    let fields = vec![
+        RowField::prose("destination", 0, 11, &row.name),
+        RowField::words("state", 0, row.state.as_str()).style(theme::tone(row.state.tone())),
+        RowField::count("pending", 1, row.pending).style(if is_full { theme::BAD } else { Style::new() }),
+        RowField::number("oldest", 2, row.oldest_s, age),
+        RowField::number("publ/s", 4, row.published_per_s, rate),
+        RowField::number("p95", 5, row.p95_ms, ms),
+        RowField::count("flight", 6, row.in_flight),
+        RowField::count("died", 7, row.dead_total),
+        RowField::count("published", 9, row.published_total),
+        RowField::count("failed", 10, row.failed_total),
+        RowField::number("since", 8, row.since_s, age),
+        RowField::prose("why", 3, 12, reason(&row.reason, &row.detail)),
+        RowField::fact("max pending", row.max_pending.map(count).unwrap_or_default()),
+        RowField::fact(
+            "p50, p99",
+            [row.p50_ms, row.p99_ms].map(|time| known(time, ms)).join(", "),
+        ),
+        RowField::fact("address", row.url.as_deref().unwrap_or_default()),
+        RowField::fact("described by", row.described_by.as_deref().unwrap_or_default()),
+    ];
     ListRow {
-        id: row.name.clone(),
-        fields: vec![
-            RowField::prose("destination", 0, 11, &row.name),
-            RowField::words("state", 0, row.state.as_str()).style(theme::tone(row.state.tone())),
-            RowField::count("pending", 1, row.pending).style(if is_full { theme::BAD } else { Style::new() }),
-            RowField::number("oldest", 2, row.oldest_s, age),
-            RowField::number("publ/s", 3, row.published_per_s, rate),
-            RowField::number("p95", 4, row.p95_ms, ms),
-            RowField::count("flight", 5, row.in_flight),
-            RowField::count("died", 6, row.dead_total),
-            RowField::count("published", 9, row.published_total),
-            RowField::count("failed", 10, row.failed_total),
-            RowField::number("since", 8, row.since_s, age),
-            RowField::prose("why", 7, 24, reason(&row.reason, &row.detail)),
-            RowField::fact("max pending", row.max_pending.map(count).unwrap_or_default()),
-            RowField::fact(
-                "p50, p99",
-                [row.p50_ms, row.p99_ms].map(|time| known(time, ms)).join(", "),
-            ),
-            RowField::fact("address", row.url.as_deref().unwrap_or_default()),
-            RowField::fact("described by", row.described_by.as_deref().unwrap_or_default()),
-        ],
+        is_pinned: is_in_trouble(row),
+        ..ListRow::new(row.name.clone(), fields)
     }
 }
 
 fn error(row: &ErrorGroup) -> ListRow {
-    ListRow {
-        id: [&*row.destination, &*row.kind, &*row.message].join(" "),
-        fields: vec![
-            RowField::number("ago", 0, row.last_age_s, age),
-            RowField::count("count", 0, row.count),
-            RowField::number("seq", 3, row.last_seq.map(|seq| seq as f64), |seq| format!("{seq:.0}")),
-            RowField::prose("destination", 1, 7, &row.destination),
-            RowField::prose("kind", 2, 8, &row.kind).style(theme::WARNING),
-            RowField::prose("message", 0, 28, &row.message),
-            RowField::fact("first", format!("{} ago", age(row.first_age_s))),
-        ],
-    }
+    let fields = vec![
+        RowField::number("ago", 0, row.last_age_s, age),
+        RowField::count("count", 0, row.count),
+        RowField::number("seq", 3, row.last_seq.map(|seq| seq as f64), |seq| format!("{seq:.0}")),
+        RowField::prose("destination", 1, 7, &row.destination),
+        RowField::prose("kind", 2, 8, &row.kind).style(theme::WARNING),
+        RowField::prose("message", 0, 28, &row.message),
+        RowField::fact("first", format!("{} ago", age(row.first_age_s))),
+    ];
+    ListRow::new([&*row.destination, &*row.kind, &*row.message].join(" "), fields)
 }
 
 fn message(row: &Message) -> ListRow {
     let due = |s: f64| if s > 0.0 { age(s) } else { "now".into() };
-    ListRow {
-        id: format!("{} {}", row.seq, row.destination),
-        fields: vec![
-            RowField::words("status", 0, row.status.as_str()).style(theme::tone(row.status.tone())),
-            RowField::number("seq", 0, row.seq as f64, |seq| format!("{seq:.0}")),
-            RowField::prose("key", 2, 6, row.key.as_deref().unwrap_or("–")),
-            RowField::prose("destination", 3, 7, &row.destination),
-            RowField::words("part", 6, &row.partition),
-            RowField::count("tries", 5, i64::from(row.attempts)),
-            RowField::number("age", 4, row.age_s, age),
-            RowField::number("due", 7, row.due_s, due),
-            RowField::prose("why", 1, 22, row.note.as_deref().unwrap_or_default()),
-        ],
-    }
+    let fields = vec![
+        RowField::words("status", 0, row.status.as_str()).style(theme::tone(row.status.tone())),
+        RowField::number("seq", 0, row.seq as f64, |seq| format!("{seq:.0}")),
+        RowField::prose("key", 2, 6, row.key.as_deref().unwrap_or("–")),
+        RowField::prose("destination", 3, 7, &row.destination),
+        RowField::words("part", 6, &row.partition),
+        RowField::count("tries", 5, i64::from(row.attempts)),
+        RowField::number("age", 4, row.age_s, age),
+        RowField::number("due", 7, row.due_s, due),
+        RowField::prose("why", 1, 22, row.note.as_deref().unwrap_or_default()),
+    ];
+    ListRow::new(format!("{} {}", row.seq, row.destination), fields)
 }

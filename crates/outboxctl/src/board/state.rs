@@ -61,7 +61,7 @@ pub struct PaneState {
 #[derive(Clone, Debug, PartialEq)]
 pub enum BoardMode {
     Watch,
-    /// A page over the panels, and how far it is scrolled.
+    /// A page over the panels, and how far it is scrolled; of `Health` the selected problem.
     Page(BoardPage, usize),
     /// The filter before it was changed: Esc restores it.
     Filter(String),
@@ -116,6 +116,8 @@ pub struct BoardState {
     pub panes: [PaneState; 7],
     pub mode: BoardMode,
     pub opened: Option<OpenedMessage>,
+    /// The row of the group whose messages are listed.
+    pub opened_group: Option<String>,
     pub notice: Option<Notice>,
     /// The worker of this process, as of `now`.
     pub own: Option<OwnWorker>,
@@ -143,6 +145,7 @@ impl BoardState {
             panes: Default::default(),
             mode: BoardMode::Watch,
             opened: None,
+            opened_group: None,
             notice: None,
             own: None,
             now: Instant::now(),

@@ -1,7 +1,7 @@
 //! Frames of invented data at four widths, and the effects of keys. `INSTA_UPDATE=always cargo test -p outboxctl`
 //! accepts frames that changed: read the diff before you commit it.
 
-use super::fixture::{full_worker_state, opened, snapshot, state, worker, worker_state};
+use super::fixture::{full_worker_state, opened, outage, snapshot, state, worker, worker_state};
 use super::state::{BoardMode, BoardPage, BoardState, Notice, OpenedMessage, Pane};
 use super::update::{BoardEvent, BoardRequest, update};
 use super::{as_frame, view};
@@ -254,6 +254,163 @@ fn without_a_terminal_a_line_has_the_same_values() {
 
 // ---- keys -----------------------------------------------------------------------------------------------------------
 
+#[test]
+fn y_copies_the_command_of_the_selected_alert_and_shows_it() {
+    let command = "ALTER SERVER audit OPTIONS (SET url '...')";
+    let mut state = state();
+    let copied = Some(BoardRequest::Copy(command.into()));
+    assert_eq!(press(&mut state, "3y"), copied, "of the first alert");
+    assert!(frame(&state, 80, 24).contains(&format!("Copied: {command}")));
+    assert_eq!(press(&mut state, "hy"), copied);
+    assert!(
+        matches!(state.mode, BoardMode::Page(BoardPage::Health, 0)),
+        "the page stays"
+    );
+
+    let problems = state.shown.problems.as_mut().expect("problems");
+    problems[1].remedy = format!("{HOSTILE}: select outbox_retry(4711, 'x{HOSTILE}'), or outbox_discard(4711)");
+    let Some(BoardRequest::Copy(second)) = press(&mut state, "jy") else {
+        panic!("no copy of the second alert");
+    };
+    assert!(second.starts_with("select outbox_retry(4711, 'xbad␛[2J"), "{second}");
+    assert!(
+        !second.contains(char::is_control),
+        "a pasted line could run: {second:?}"
+    );
+
+    state.shown.problems.as_mut().expect("problems")[1].remedy = "check the network".into();
+    assert_eq!(press(&mut state, "y"), None);
+    assert!(frame(&state, 80, 24).contains("There is no command to copy: check the network"));
+}
+
+#[test]
+fn y_copies_the_command_for_a_message_when_it_was_read() {
+    let mut state = state();
+    let asked = Some(BoardRequest::Remedy {
+        seq: 5_210_004,
+        destination: "default".into(),
+    });
+    assert_eq!(press(&mut state, "y"), asked);
+    let remedy = "outboxctl retry 5210004, or outboxctl discard 5210004".to_owned();
+    let copied = update(&mut state, BoardEvent::Remedy(Ok(Some(remedy))));
+    assert_eq!(copied, Some(BoardRequest::Copy("outboxctl retry 5210004".into())));
+    assert!(frame(&state, 80, 24).contains("Copied: outboxctl retry 5210004"));
+    press(&mut state, "\n");
+    assert_eq!(press(&mut state, "y"), asked, "from its page");
+    assert_eq!(
+        update(&mut state, BoardEvent::Remedy(Err("permission denied".into()))),
+        None
+    );
+    assert!(frame(&state, 80, 24).contains("permission denied"));
+    assert_eq!(update(&mut state, BoardEvent::Remedy(Ok(None))), None);
+    assert!(frame(&state, 80, 24).contains("There is no command to copy."));
+}
+
+#[test]
+fn failed_messages_with_one_cause_are_one_row_until_it_is_opened() {
+    let mut state = outage();
+    let rows = ids(&state, Pane::Messages);
+    assert_eq!(rows.len(), 4, "{rows:?}");
+    let shown = frame(&state, 80, 24);
+    let group = r#"▸ 150 × HTTP 422: order-# has "no" currency, or it's 100% wrong"#;
+    assert!(shown.contains(group), "{shown}");
+    assert!(shown.contains("▸ 30 × HTTP 503: closed"), "{shown}");
+    let command = r#"outboxctl retry --destination default --error-like '%HTTP 422: order-% has "no" currency, or it'\''s 100\% wrong%'"#;
+    assert_eq!(press(&mut state, "y"), Some(BoardRequest::Copy(command.into())));
+    let shown: String = frame(&state, 80, 24).lines().rev().take(2).collect();
+    assert!(
+        shown.contains("Copied: outboxctl retry") && shown.contains("wrong%'"),
+        "the whole command: {shown}"
+    );
+    state.may_act = true;
+    assert_eq!(press(&mut state, "r"), None);
+    assert_eq!(state.mode, BoardMode::Watch, "a group has no action");
+
+    assert_eq!(press(&mut state, "\n"), None);
+    assert_eq!(ids(&state, Pane::Messages).len(), 154);
+    assert!(frame(&state, 80, 24).contains("▾ 150 × HTTP 422"));
+    let opened = press(&mut state, "j\n");
+    assert!(matches!(opened, Some(BoardRequest::Open { seq: 1, .. })), "{opened:?}");
+    press(&mut state, "\u{1b}g\n");
+    assert_eq!(ids(&state, Pane::Messages).len(), 4, "closed again");
+
+    press(&mut state, "/order-77 \n");
+    assert_eq!(
+        ids(&state, Pane::Messages),
+        ["77 default"],
+        "a filter finds a message in a group"
+    );
+    press(&mut state, "\u{1b}s");
+    assert_eq!(ids(&state, Pane::Messages).len(), 182, "an order is of single messages");
+}
+
+#[test]
+fn a_group_says_that_there_may_be_more_and_its_retried_messages_need_no_command() {
+    let mut state = outage();
+    let messages = state.shown.messages.as_mut().expect("messages");
+    let more = messages[0].clone();
+    messages.extend((0..50).map(|n| crate::queries::model::Message {
+        seq: 1_000 + n,
+        ..more.clone()
+    }));
+    let shown = frame(&state, 80, 24);
+    assert!(
+        shown.contains("▸ 200+ × HTTP 422") && shown.contains("▸ 30 × HTTP 503"),
+        "{shown}"
+    );
+    assert_eq!(press(&mut state, "jjy"), None);
+    assert!(frame(&state, 80, 24).contains("There is no command to copy."));
+}
+
+#[test]
+fn a_destination_in_trouble_stays_in_view_wherever_the_selection_is() {
+    for (width, height) in [(60, 24), (80, 24), (120, 40), (200, 30)] {
+        let mut state = outage();
+        for keys in ["", "1", "2", "3", "G", "s", "ss", "4", "5G"] {
+            press(&mut state, keys);
+            let shown = frame(&state, width, height);
+            let lines: Vec<&str> = shown.lines().filter(|line| !line.starts_with(['!', ' '])).collect();
+            for (name, state) in [("webhook", "down"), ("zoll", "connecting"), ("slow", "connected")] {
+                let is_row = |line: &&&str| line.contains(&format!("{name} ")) && line.contains(state);
+                assert!(
+                    lines.iter().any(|line| is_row(&line)),
+                    "{name}, {keys:?} at {width}x{height}:\n{shown}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn alerts_take_two_lines_of_a_small_terminal_and_six_of_another() {
+    let mut state = outage();
+    let of = |state: &BoardState, height: u16| -> Vec<String> {
+        let shown = frame(state, 80, height);
+        let lines = shown.lines().skip(1).take_while(|line| !line.starts_with(['┌', '┏']));
+        lines.map(str::to_owned).collect()
+    };
+    let small = of(&state, 24);
+    assert_eq!(small.len(), 2, "{small:?}");
+    assert!(
+        small[1].starts_with("  → start the receiver") && small[1].ends_with("  +3 more: h"),
+        "{small:?}"
+    );
+    let large = of(&state, 40);
+    assert_eq!(large.len(), 6, "{large:?}");
+    assert!(large[5].ends_with("  +1 more: h"), "{large:?}");
+    press(&mut state, "h");
+    assert_eq!(of(&state, 24).len(), 0, "the page has them all");
+    press(&mut state, "\u{1b}");
+    state.shown.problems = Ok(Vec::new());
+    assert_eq!(of(&state, 24).len(), 0);
+}
+
+#[test]
+fn an_outage_on_a_small_terminal() {
+    insta::assert_snapshot!("outage_80_columns_24_lines", frame(&outage(), 80, 24));
+    insta::assert_snapshot!("outage_120_columns_40_lines", frame(&outage(), 120, 40));
+}
+
 fn of_message(verb: Verb) -> OperatorAction {
     OperatorAction {
         verb,
@@ -382,7 +539,11 @@ fn a_filter_and_an_order_are_of_one_pane() {
 
     press(&mut state, "3ss");
     assert!(frame(&state, 150, 40).contains("by state"));
-    assert_eq!(ids(&state, Pane::Destinations), ["default", "audit", "einkauf-größe-ß"]);
+    assert_eq!(
+        ids(&state, Pane::Destinations),
+        ["audit", "default", "einkauf-größe-ß"],
+        "what is down is first"
+    );
     press(&mut state, "s");
     assert_eq!(ids(&state, Pane::Destinations)[0], "audit", "by what is pending");
     press(&mut state, "ssssssssss");
@@ -631,8 +792,10 @@ fn the_throughput_of_the_worker_is_per_second_also_when_frames_are_frequent() {
 #[test]
 fn work_has_no_actions() {
     let mut state = full_worker_state();
-    assert_eq!(press(&mut state, "5ry"), None);
-    press(&mut state, "r");
+    for keys in ["5r", "d", "p"] {
+        assert_eq!(press(&mut state, keys), None);
+        assert_eq!(state.mode, BoardMode::Watch, "it asks nothing");
+    }
     assert!(frame(&state, 100, 40).contains("Actions need outboxctl top --allow-actions."));
 }
 

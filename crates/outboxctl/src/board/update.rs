@@ -1,13 +1,15 @@
 //! Applies an event to the state, and returns what it requests. Pure: the same event on the same state has the same
 //! result.
 
-use super::rows;
 use super::state::{BoardMode, BoardPage, BoardState, Notice, OpenedMessage, Pane};
+use super::{groups, rows};
+use crate::format::harmless;
 use crate::messages::bulk::Verb;
 use crate::operation::OperatorAction;
 use crate::progress::OwnWorker;
-use crate::queries::model::Snapshot;
+use crate::queries::model::{Part, Snapshot};
 use crate::screen::list::orders;
+use outbox_core::remedy;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::time::{Duration, Instant};
 
@@ -19,6 +21,8 @@ pub enum BoardEvent {
     /// The connection is lost, and tried again after this time.
     Lost(String, Duration),
     Opened(Box<OpenedMessage>),
+    /// The remedy for a message, if there is one.
+    Remedy(Part<Option<String>>),
     Done(Notice),
     /// What the worker of this process does now, and whether it was asked to end.
     Worker {
@@ -34,9 +38,16 @@ pub enum BoardRequest {
     End,
     /// The worker claims nothing (true), or claims again (false).
     Hold(bool),
+    /// Give a text to the clipboard of the terminal.
+    Copy(String),
     // Of the task with the session:
     Interval(Duration),
     Open {
+        seq: i64,
+        destination: String,
+    },
+    /// Read the remedy for a message.
+    Remedy {
         seq: i64,
         destination: String,
     },
@@ -56,6 +67,8 @@ pub fn update(state: &mut BoardState, event: BoardEvent) -> Option<BoardRequest>
         BoardEvent::Snapshot(snapshot) => state.take(snapshot),
         BoardEvent::Lost(why, next_try) => state.lost = Some((why, next_try)),
         BoardEvent::Opened(opened) => state.opened = Some(*opened),
+        BoardEvent::Remedy(Ok(remedy)) => return copy_command(state, remedy.as_deref()),
+        BoardEvent::Remedy(Err(why)) => state.notice = Some(Notice::new(why, true)),
         BoardEvent::Done(notice) => state.notice = Some(notice),
         BoardEvent::Worker { own, now, ends } => {
             state.take_own(*own, now);
@@ -79,12 +92,22 @@ fn on_key(state: &mut BoardState, key: KeyEvent) -> Option<BoardRequest> {
             None
         }
         BoardMode::Page(page, scroll) => {
-            let scroll = match key {
-                KeyCode::Char(' ') => Some(scroll + PAGE_ROWS),
-                KeyCode::Char('G') | KeyCode::End => None, // where it ends is not known here
-                key => to_row(key, scroll, usize::MAX),
+            let scrolled = match (key, &page) {
+                (key, BoardPage::Health) => to_row(key, scroll, state.shown.problems.iter().flatten().count()),
+                (KeyCode::Char(' '), _) => Some(scroll + PAGE_ROWS),
+                (KeyCode::Char('G') | KeyCode::End, _) => None, // where it ends is not known here
+                (key, _) => to_row(key, scroll, usize::MAX),
             };
-            match (scroll, page) {
+            match (scrolled, page) {
+                (None, page) if key == KeyCode::Char('y') => {
+                    let asked = match &page {
+                        BoardPage::Health => copy_of_problem(state, scroll),
+                        BoardPage::Row(id) => copy_of_row(state, Some(id)),
+                        BoardPage::Help => None,
+                    };
+                    state.mode = BoardMode::Page(page, scroll);
+                    return asked;
+                }
                 (Some(scroll), page) => state.mode = BoardMode::Page(page, scroll),
                 (None, BoardPage::Row(id)) if is_action(key) => ask(state, key, Some(id)),
                 (None, _) => {}
@@ -137,6 +160,10 @@ fn watch(state: &mut BoardState, key: KeyCode) -> Option<BoardRequest> {
             pane.order = (pane.order + 1) % (orders + 1);
         }
         KeyCode::Enter => return open(state),
+        KeyCode::Char('y') => {
+            let id = state.selected_id();
+            return copy_of_row(state, id.as_deref());
+        }
         KeyCode::Tab => state.pane = panes[(pane + 1) % panes.len()],
         KeyCode::BackTab => state.pane = panes[(pane + panes.len() - 1) % panes.len()],
         KeyCode::Char(digit @ '1'..='9') => {
@@ -187,10 +214,59 @@ fn interval(state: &mut BoardState, longer: bool) -> Option<BoardRequest> {
 
 fn open(state: &mut BoardState) -> Option<BoardRequest> {
     let id = state.selected_id()?;
-    state.mode = BoardMode::Page(BoardPage::Row(id.clone()), 0);
+    let message = message(state, &id);
+    if state.pane == Pane::Messages && message.is_none() {
+        state.opened_group = Some(id).filter(|id| state.opened_group.as_ref() != Some(id));
+        return None;
+    }
+    state.mode = BoardMode::Page(BoardPage::Row(id), 0);
     state.opened = None;
-    let (seq, destination) = message(state, &id)?;
+    let (seq, destination) = message?;
     Some(BoardRequest::Open { seq, destination })
+}
+
+/// Copies the command that ends the n-th problem.
+fn copy_of_problem(state: &mut BoardState, n: usize) -> Option<BoardRequest> {
+    let problem = state.shown.problems.iter().flatten().take(n + 1).last();
+    let remedy = problem.map(|problem| problem.remedy.clone());
+    copy_command(state, remedy.as_deref())
+}
+
+/// Copies the command that helps the message of a row, which must be read first, or the messages of a group. In other
+/// panes it is that of the first problem.
+fn copy_of_row(state: &mut BoardState, id: Option<&str>) -> Option<BoardRequest> {
+    let Some(id) = id.filter(|_| state.pane == Pane::Messages) else {
+        return copy_of_problem(state, 0);
+    };
+    match message(state, id) {
+        Some((seq, destination)) => Some(BoardRequest::Remedy { seq, destination }),
+        None => {
+            let command = groups::retry_command(state, id);
+            copy(state, command.ok_or_else(|| "There is no command to copy.".to_owned()))
+        }
+    }
+}
+
+/// Copies the command of a remedy.
+fn copy_command(state: &mut BoardState, remedy: Option<&str>) -> Option<BoardRequest> {
+    let command = match remedy {
+        None => Err("There is no command to copy.".to_owned()),
+        Some(remedy) => remedy::command(remedy)
+            .map(str::to_owned)
+            .ok_or_else(|| format!("There is no command to copy: {remedy}")),
+    };
+    copy(state, command)
+}
+
+/// Copies a command, and shows it, because a terminal may refuse the copy; or says why there is none. A control
+/// character in a text that is pasted could run it.
+fn copy(state: &mut BoardState, command: Result<String, String>) -> Option<BoardRequest> {
+    let command = command.map(|command| harmless(&command));
+    state.notice = Some(match &command {
+        Ok(command) => Notice::new(format!("Copied: {command}"), false),
+        Err(why) => Notice::new(why.as_str(), true),
+    });
+    command.ok().map(BoardRequest::Copy)
 }
 
 /// The seq and the destination of a row of messages.
@@ -212,6 +288,9 @@ fn ask(state: &mut BoardState, key: KeyCode, id: Option<String>) {
         (KeyCode::Char('p'), Pane::Destinations) if !id.is_empty() => Ok(pause_or_resume(state, id)),
         (KeyCode::Char('p'), _) => Err("Select a destination to pause or resume: press 3."),
         (key, _) => match message(state, &id) {
+            None if state.pane == Pane::Messages && !id.is_empty() => {
+                Err("Open the group with Enter, and select a message. y copies the command for all.")
+            }
             None => Err("Select a message to retry or discard: press 5."),
             Some((seq, destination)) => {
                 let verb = if key == KeyCode::Char('d') {

@@ -20,8 +20,11 @@ const THREE_COLUMNS: u16 = 180;
 /// The first of two columns is not wider.
 const FIRST_MAX: u16 = 64;
 
-/// Below this height the bars are lower.
+/// Below this height the bars are lower, and the problems have fewer lines.
 const LOW: u16 = 30;
+
+/// The most lines of a notice.
+const NOTICE_LINES_MAX: usize = 5;
 
 #[derive(Clone, Copy)]
 enum PanelKind {
@@ -52,15 +55,16 @@ pub fn draw(state: &BoardState, frame: &mut Frame) {
 
 fn draw_coloured(state: &BoardState, frame: &mut Frame) {
     let area = frame.area();
-    let head = head(state, area.width);
+    let head = head(state, area.width, area.height);
+    let foot = foot(state, usize::from(area.width));
     let parts = [
         Constraint::Length(head.len() as u16),
         Constraint::Fill(1),
-        Constraint::Length(1),
+        Constraint::Length(foot.len() as u16),
     ];
     let [top, body, bottom] = Layout::vertical(parts).areas(area);
     frame.render_widget(Paragraph::new(head), top);
-    frame.render_widget(foot(state, usize::from(area.width)), bottom);
+    frame.render_widget(Paragraph::new(foot), bottom);
     let BoardMode::Page(page, scroll) = &state.mode else {
         for (place, panels) in columns(state, body) {
             draw_column(frame, place, &panels);
@@ -68,13 +72,18 @@ fn draw_coloured(state: &BoardState, frame: &mut Frame) {
         return;
     };
     let width = usize::from(area.width.saturating_sub(EDGES));
+    let mut scroll = *scroll;
     let (title, lines) = match page {
         BoardPage::Help => ("Keys".to_owned(), page::help(state, width)),
-        BoardPage::Health => ("Health".to_owned(), page::health(state, width)),
+        BoardPage::Health => {
+            let lines;
+            (lines, scroll) = page::health(state, scroll, width);
+            ("Health".to_owned(), lines)
+        }
         BoardPage::Row(id) => page::row(state, id, width),
     };
     let visible = usize::from(body.height.saturating_sub(EDGES));
-    let scroll = (*scroll).min(lines.len().saturating_sub(visible));
+    let scroll = scroll.min(lines.len().saturating_sub(visible));
     let block = Block::bordered()
         .border_style(theme::ACCENT)
         .border_type(BorderType::Thick)
@@ -88,8 +97,8 @@ pub fn height_of_all(state: &BoardState, width: u16) -> u16 {
     let area = Rect::new(0, 0, width, LOW);
     let columns = columns(state, area).into_iter();
     let heights = columns.map(|(_, panels)| panels.iter().map(Panel::height).fold(0, u16::saturating_add));
-    let head = head(state, width).len() as u16;
-    heights.max().unwrap_or(0).saturating_add(head + 1)
+    let head = head(state, width, LOW).len() as u16;
+    heights.max().unwrap_or(0).saturating_add(head + 1).max(LOW)
 }
 
 /// The panels, by column.
@@ -122,7 +131,7 @@ fn columns(state: &BoardState, area: Rect) -> Vec<(Rect, Vec<Panel>)> {
 }
 
 /// The lines above the panels: what is shown, and what is wrong.
-fn head(state: &BoardState, width: u16) -> Vec<Line<'static>> {
+fn head(state: &BoardState, width: u16, height: u16) -> Vec<Line<'static>> {
     let (now, width) = (&state.shown.now, usize::from(width));
     let own = state.own.as_ref();
     let program = if own.is_some() {
@@ -152,7 +161,11 @@ fn head(state: &BoardState, width: u16) -> Vec<Line<'static>> {
     });
     lines.extend(own::banner(state).or(lost).map(|said| alarm(&said, width)));
     match &state.shown.problems {
-        Ok(problems) => lines.extend(panels::problems(problems, width)),
+        Ok(_) if matches!(state.mode, BoardMode::Page(BoardPage::Health, _)) => {} // it has them all
+        Ok(problems) => {
+            let room = if height < LOW { 2 } else { 6 };
+            lines.extend(panels::problems(problems, width, room));
+        }
         Err(why) => {
             let what = if state.is_worker_only() { "the outbox" } else { "health" };
             let said = text::harmless(&format!("! {what} is not readable: {why}"));
@@ -176,8 +189,9 @@ fn alarm(said: &str, width: usize) -> Line<'static> {
     Line::styled(text::left(&said, width), theme::ALARM)
 }
 
-fn foot(state: &BoardState, width: usize) -> Line<'static> {
-    match (&state.mode, &state.notice) {
+/// The keys, or what the program says. A command that was copied is shown as a whole.
+fn foot(state: &BoardState, width: usize) -> Vec<Line<'static>> {
+    let line = match (&state.mode, &state.notice) {
         (BoardMode::Confirm(action), _) => {
             let said = format!(
                 "{}? Type y to confirm, any other key to cancel. {}",
@@ -197,7 +211,11 @@ fn foot(state: &BoardState, width: usize) -> Line<'static> {
         }
         (_, Some(notice)) => {
             let style = if notice.is_bad { theme::BAD } else { theme::GOOD };
-            Line::styled(text::fit(&text::harmless(&notice.text), width), style)
+            let lines = text::wrapped(&text::harmless(&notice.text), width).into_iter();
+            return lines
+                .take(NOTICE_LINES_MAX)
+                .map(|line| Line::styled(line, style))
+                .collect();
         }
         _ => {
             let keys = page::keys(state).filter(|(_, short, _)| !short.is_empty());
@@ -207,7 +225,8 @@ fn foot(state: &BoardState, width: usize) -> Line<'static> {
                 width,
             )
         }
-    }
+    };
+    vec![line]
 }
 
 /// Groups of words in one line, as many as fit.

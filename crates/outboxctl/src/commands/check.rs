@@ -40,8 +40,5 @@ fn row(step: &Value) -> ListRow {
         RowField::words("ok", 0, ok).style(style),
         RowField::prose("detail", 0, 24, text(step, "detail")),
     ];
-    ListRow {
-        id: String::new(),
-        fields,
-    }
+    ListRow::new("", fields)
 }

@@ -59,8 +59,5 @@ fn row(row: &Value, all_default: bool) -> ListRow {
         RowField::number("age", 0, row["age_s"].as_f64(), duration),
         RowField::prose("error", 0, 24, text(row, "last_error")),
     ];
-    ListRow {
-        id: String::new(),
-        fields,
-    }
+    ListRow::new("", fields)
 }

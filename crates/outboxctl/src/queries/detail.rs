@@ -44,6 +44,11 @@ pub async fn read<S: Fetch + Sync>(
 }
 
 impl MessageDetail {
+    /// What ends its wait, by the first reason that has a remedy.
+    pub fn remedy(&self) -> Option<&str> {
+        self.why.iter().find_map(|reason| reason.remedy.as_deref())
+    }
+
     pub fn facts(&self) -> Vec<Fact> {
         let row = &self.row;
         let crashes = row

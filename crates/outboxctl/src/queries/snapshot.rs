@@ -7,8 +7,12 @@ use crate::failure::{Code, Failure};
 use serde::de::DeserializeOwned;
 use std::sync::LazyLock;
 
+/// The most dead letters, and the most messages with a next attempt or a later time, that are read.
+pub const MESSAGES_MAX: usize = 200;
+
 /// Messages that do not move, worst first: dead letters, scheduled and retried ones, those behind another of their key,
 /// and the first of each lane. Each kind is found by an index and limited.
+/// Failed messages are grouped by their cause, so they are many.
 static MESSAGES: LazyLock<String> = LazyLock::new(|| {
     let columns = "t.seq, t.destination, t.partition, t.key, t.attempts, t.enqueued_at";
     let [waiting, outbox] = [MessageTable::Waiting, MessageTable::Outbox].map(|table| table.column("status"));
@@ -17,10 +21,10 @@ static MESSAGES: LazyLock<String> = LazyLock::new(|| {
                 extract(epoch from clock_timestamp() - m.enqueued_at)::float8 as age_s,
                 extract(epoch from m.due_at - clock_timestamp())::float8 as due_s, m.note
          from ((select 'dead' as status, {columns}, null::timestamptz as due_at, t.reason as note
-                from @extschema@.outbox_dead t order by t.died_at desc limit 50)
+                from @extschema@.outbox_dead t order by t.died_at desc limit {MESSAGES_MAX})
                union all
                (select {waiting}, {columns}, t.due_at, t.last_error
-                from @extschema@.outbox_waiting t where t.due_at is not null order by t.due_at limit 50)
+                from @extschema@.outbox_waiting t where t.due_at is not null order by t.due_at limit {MESSAGES_MAX})
                union all
                (select {waiting}, {columns}, null, 'behind an earlier message of its key'
                 from @extschema@.outbox_waiting t where t.state = 'g' order by t.destination, t.partition, t.key collate \"C\", t.seq limit 50)

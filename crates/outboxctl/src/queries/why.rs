@@ -3,6 +3,7 @@
 use super::Fetch;
 use super::message::StoredMessageRow;
 use super::state::MessageStatus;
+use crate::format::shell_word;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -57,7 +58,7 @@ impl Reason {
     /// Puts the command of outboxctl in the place of its SQL, where there is one.
     fn name_command(&mut self, message: &StoredMessageRow) {
         let seq = self.behind.unwrap_or(message.seq);
-        let destination = &message.destination;
+        let destination = shell_word(&message.destination);
         let option = match destination.as_str() {
             "default" => String::new(),
             other => format!(" --destination {other}"),

@@ -11,6 +11,18 @@ pub struct ListRow {
     /// Identifies the row, however its values change.
     pub id: String,
     pub fields: Vec<RowField>,
+    /// It stays in view: before the others in every order, and above what scrolls.
+    pub is_pinned: bool,
+}
+
+impl ListRow {
+    pub fn new(id: impl Into<String>, fields: Vec<RowField>) -> Self {
+        Self {
+            id: id.into(),
+            fields,
+            is_pinned: false,
+        }
+    }
 }
 
 /// A value of a row. Rows of one list have the same columns in the same order, and further fields after them.
@@ -82,6 +94,11 @@ impl RowField {
         }
     }
 
+    /// Makes it blank. The last column of its row covers blank ones before it.
+    pub fn clear(&mut self) {
+        (self.text, self.full) = (String::new(), None);
+    }
+
     pub fn style(self, style: Style) -> Self {
         Self { style, ..self }
     }
@@ -113,20 +130,30 @@ pub fn chosen(mut rows: Vec<ListRow>, filter: &str, order: usize) -> (Vec<ListRo
             a.key.total_cmp(&b.key).then_with(|| a.text.cmp(&b.text))
         });
     }
+    rows.sort_by_key(|row| !row.is_pinned);
     (rows, name)
 }
 
-/// The titles of the columns and the rows, in lines of at most this width, with a gap between the columns.
-pub fn lines(rows: &[ListRow], room: usize, gap: usize) -> Vec<Line<'static>> {
+/// The titles of the columns and the rows, in lines of at most this width, with a gap between the columns; and the
+/// columns that are left out because all rows have the same value there: `destination audit, tries 15`.
+pub fn lines(rows: &[ListRow], room: usize, gap: usize) -> (Vec<Line<'static>>, String) {
     let Some(first) = rows.first() else {
-        return Vec::new();
+        return Default::default();
     };
-    let widths = widths(rows, room, gap);
-    let line = |row: &ListRow, text: fn(&RowField) -> &str, style: fn(&RowField) -> Style| {
+    let (widths, same) = widths(rows, room, gap);
+    let line = |row: &ListRow, is_title: bool| {
         let mut line = Line::default();
-        for (i, width) in &widths {
+        for (n, (i, width, _)) in widths.iter().enumerate() {
             let field = &row.fields[*i];
-            let text = text::fit(text(field), *width);
+            let (mut width, text) = (*width, if is_title { field.name } else { &field.text });
+            if n + 1 == widths.len() && !is_title {
+                // Three spans for each blank column.
+                let before = widths[..n].iter().rev();
+                let blank = before.take_while(|(i, ..)| row.fields[*i].text.is_empty()).count();
+                let blank = line.spans.split_off(line.spans.len() - 3 * blank);
+                width += blank.iter().map(Span::width).sum::<usize>();
+            }
+            let text = text::fit(text, width);
             let blanks = " ".repeat(width.saturating_sub(text::width(&text)));
             let (before, after) = if field.is_number {
                 (blanks, String::new())
@@ -136,36 +163,87 @@ pub fn lines(rows: &[ListRow], room: usize, gap: usize) -> Vec<Line<'static>> {
             let gap = if line.spans.is_empty() { "" } else { &" ".repeat(gap) };
             line.extend([
                 Span::raw(gap.to_owned() + &before),
-                Span::styled(text, style(field)),
+                Span::styled(text, if is_title { Style::new() } else { field.style }),
                 Span::raw(after),
             ]);
         }
         line
     };
-    let titles = line(first, |field| field.name, |_| Style::new());
-    let rows = rows
-        .iter()
-        .map(|row| line(row, |field| &field.text, |field| field.style));
-    [titles].into_iter().chain(rows).collect()
+    let titles = line(first, true);
+    let lines = rows.iter().map(|row| line(row, false));
+    let same = same
+        .into_iter()
+        .filter_map(|i| Some(format!("{} {}", first.fields[i].name, common(rows, i)?)));
+    let same = same.collect::<Vec<_>>().join(", ");
+    ([titles].into_iter().chain(lines).collect(), same)
 }
 
-/// The columns that have a text and fit, by their indexes, and their widths.
-fn widths(rows: &[ListRow], room: usize, gap: usize) -> Vec<(usize, usize)> {
+fn has_value(text: &str) -> bool {
+    !text.is_empty() && text != text::known(None::<f64>, |_| String::new())
+}
+
+/// A wider value keeps its column, though it is the same in all rows.
+const SAME_MAX: usize = 20;
+
+/// The one value that a column has in all rows.
+fn common(rows: &[ListRow], i: usize) -> Option<&str> {
+    let mut texts = rows.iter().map(|row| &*row.fields[i].text);
+    let first = texts.next()?;
+    texts.all(|text| text == first).then_some(first)
+}
+
+/// The index of a column that is shown, its width, and what that lacks.
+type Column = (usize, usize, usize);
+
+/// The columns that have a value and fit; and the columns that gave their width to a truncated text, because they have
+/// the same value in all rows.
+fn widths(rows: &[ListRow], room: usize, gap: usize) -> (Vec<Column>, Vec<usize>) {
+    let fields = &rows[0].fields;
+    let is_shown = |i: &usize| {
+        let mut texts = rows.iter().map(|row| &*row.fields[*i].text);
+        match fields[*i].rank {
+            None => false,
+            Some(0) => texts.any(|text| !text.is_empty()),
+            Some(_) => texts.any(has_value),
+        }
+    };
+    let is_same = |i: usize| {
+        let value = common(rows, i).filter(|_| rows.len() > 1 && fields[i].rank > Some(0));
+        value.is_some_and(|value| text::width(value) <= SAME_MAX)
+    };
+    let all: Vec<usize> = (0..fields.len()).filter(is_shown).collect();
+    let differing = all.iter().copied().filter(|i| !is_same(*i)).collect();
+    let (all, differing) = (fitting(rows, all, room, gap), fitting(rows, differing, room, gap));
+    let of_texts = |columns: &[Column]| -> usize {
+        let texts = columns
+            .iter()
+            .filter(|(i, ..)| fields[*i].least.is_some() && !is_same(*i));
+        texts.map(|(_, width, _)| width).sum()
+    };
+    match of_texts(&differing) > of_texts(&all) {
+        true => {
+            let same = all.iter().map(|(i, ..)| *i).filter(|i| is_same(*i)).collect();
+            (differing, same)
+        }
+        false => (all, Vec::new()),
+    }
+}
+
+/// Those of the columns that fit. Of those with a rank above 0 the highest are left out first.
+fn fitting(rows: &[ListRow], columns: Vec<usize>, room: usize, gap: usize) -> Vec<Column> {
     let (fields, room) = (&rows[0].fields, room.saturating_add(gap));
-    let is_empty = |i: usize| rows.iter().all(|row| row.fields[i].text.is_empty());
     let natural = |i: usize| {
         let texts = rows.iter().map(|row| text::width(&row.fields[i].text));
         texts.max().unwrap_or(0).max(text::width(fields[i].name)).max(1)
     };
-    // Each with its least width, and what it lacks.
-    let mut columns: Vec<(usize, usize, usize)> = (0..fields.len())
-        .filter(|i| fields[*i].rank.is_some() && !is_empty(*i))
+    let mut columns: Vec<Column> = columns
+        .into_iter()
         .map(|i| {
             let (natural, least) = (natural(i), fields[i].least.unwrap_or(usize::MAX));
             (i, natural.min(least), natural.saturating_sub(least))
         })
         .collect();
-    let sum = |columns: &[(usize, usize, usize)]| columns.iter().map(|(_, width, _)| width + gap).sum::<usize>();
+    let sum = |columns: &[Column]| columns.iter().map(|(_, width, _)| width + gap).sum::<usize>();
     while sum(&columns) > room {
         let droppable = columns.iter().filter(|(i, ..)| fields[*i].rank > Some(0));
         let Some((last, ..)) = droppable.max_by_key(|(i, ..)| fields[*i].rank).copied() else {
@@ -177,32 +255,75 @@ fn widths(rows: &[ListRow], room: usize, gap: usize) -> Vec<(usize, usize)> {
     let (mut left, mut over) = (room.saturating_sub(sum(&columns)), sum(&columns).saturating_sub(room));
     for (_, width, lacks) in &mut columns {
         let more = left.min(*lacks);
-        (*width, left) = (*width + more, left - more);
+        (*width, left, *lacks) = (*width + more, left - more, *lacks - more);
     }
     for (_, width, _) in columns.iter_mut().rev() {
         let less = over.min(*width);
         (*width, over) = (*width - less, over - less);
     }
-    columns.into_iter().map(|(i, width, _)| (i, width)).collect()
+    columns
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn row(name: &str, n: i64) -> ListRow {
+        let fields = vec![
+            RowField::words("name", 0, name),
+            RowField::count("rank two", 2, 1_234),
+            RowField::count("n", 1, n),
+            RowField::number("none", 1, None, |n| n.to_string()),
+            RowField::prose("text", 0, 6, "a sentence\u{1b}[2J"),
+            RowField::fact("page", "on its page"),
+        ];
+        ListRow::new("", fields)
+    }
+
+    fn of(rows: &[ListRow], width: usize) -> (String, String) {
+        let (mut lines, same) = lines(rows, width, 1);
+        (lines.remove(1).to_string().trim_end().to_owned(), same)
+    }
+
     fn at(width: usize) -> String {
-        let row = ListRow {
-            id: String::new(),
-            fields: vec![
-                RowField::words("name", 0, "orders"),
-                RowField::count("rank two", 2, 1_234),
-                RowField::count("n", 1, 5),
-                RowField::prose("text", 0, 6, "a sentence\u{1b}[2J"),
-                RowField::fact("page", "on its page"),
-            ],
+        of(&[row("orders", 5)], width).0
+    }
+
+    #[test]
+    fn a_truncated_text_gets_the_width_of_empty_and_constant_columns() {
+        let rows = [row("orders", 5), row("audit", 6)];
+        let at = |width| of(&rows, width);
+        assert_eq!(at(34), ("orders    1,234 5 a sentence␛[2J".into(), String::new()));
+        assert_eq!(at(30), ("orders 5 a sentence␛[2J".into(), "rank two 1,234".into()));
+        assert_eq!(at(22), ("orders 5 a sentence␛[…".into(), String::new()));
+    }
+
+    #[test]
+    fn the_last_text_of_a_row_covers_the_blank_columns_before_it() {
+        let mut group = row("audit", 7);
+        group.fields[2].clear();
+        let (lines, _) = lines(&[group, row("orders", 55_555)], 25, 1);
+        let [titles, first, second] = [0, 1, 2].map(|i| lines[i].to_string());
+        assert_eq!(titles.trim_end(), "name        n text");
+        assert_eq!(first.trim_end(), "audit  a sentence␛[2J");
+        assert_eq!(second.trim_end(), "orders 55,555 a sentence…");
+    }
+
+    #[test]
+    fn a_pinned_row_comes_first_in_every_order() {
+        let rows = || {
+            vec![
+                row("a", 9),
+                ListRow {
+                    is_pinned: true,
+                    ..row("b", 1)
+                },
+            ]
         };
-        let line = lines(&[row], width, 1).remove(1);
-        line.to_string().trim_end().to_owned()
+        for order in [0, 1, 3] {
+            let (rows, _) = chosen(rows(), "", order);
+            assert_eq!(rows[0].fields[0].text, "b", "order {order}");
+        }
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Takes over the terminal while a screen is shown, and gives it back in every case. Output bypasses the standard
 //! output of Rust: a stalled terminal would hold its lock, and then no thread could give the terminal back.
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD as BASE64;
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::cursor::Show;
@@ -48,6 +50,12 @@ impl RawTerminal {
         queue!(screen.0.backend_mut(), EnterAlternateScreen, Clear(ClearType::All))?;
         screen.0.backend_mut().flush()?;
         Ok(screen)
+    }
+
+    /// Gives a text to the clipboard of the terminal, also over ssh (OSC 52). A terminal that refuses does not tell.
+    pub fn copy(&mut self, text: &str) -> io::Result<()> {
+        write!(self.0.backend_mut(), "\u{1b}]52;c;{}\u{1b}\\", BASE64.encode(text))?;
+        self.0.backend_mut().flush()
     }
 
     /// Draws the next frame completely. Needed after a change of the size, even back to the same one: what the terminal
