@@ -105,13 +105,22 @@ def a_message_shows_without_a_reload(browser):
 def the_chart_shows_values_by_mouse_and_keyboard(browser):
     page = new_page(browser)
     open_page(page, "/")
-    middle, bars = page.locator("#chart-1h .middle").bounding_box(), page.locator("#chart-1h .bars").bounding_box()
+    plot = lambda title: page.locator("#chart-1h .plot", has_text=title)
+    pending = plot("Pending messages")
+    expect(pending.locator(".legend")).to_contain_text("audit 20")
+    for above, below in [("Pending messages", "Published a minute"), ("Published a minute", "Failed attempts a minute")]:
+        assert plot(above).bounding_box()["y"] < plot(below).bounding_box()["y"], f"{below} is above {above}"
+    colour = lambda of: of.locator("li", has_text="default").locator(".swatch").get_attribute("class")
+    assert colour(pending) == colour(plot("Published a minute")), "a destination has two colours"
+    expect(plot("Failed attempts a minute").locator("path.failed")).to_have_count(1)
+    expect(plot("p95 from enqueue to confirm").locator(".scale").first).to_contain_text("s")
+    middle, bars = page.locator("#chart-1h .middle").first.bounding_box(), page.locator("#chart-1h .bars").first.bounding_box()
     assert middle["x"] + middle["width"] <= bars["x"], f"a number over the bars: {middle} {bars}"
     readout = page.locator("#readout")
-    page.locator("#chart-1h .bars g").last.hover()
+    page.locator("#chart-1h .slots g").last.hover()
     expect(readout).to_contain_text(":")
     page.mouse.move(0, 0)
-    page.locator("#chart-1h .plot.readable").focus()
+    page.locator("#chart-1h .plots").focus()
     last = readout.inner_text()
     page.keyboard.press("ArrowLeft")
     expect(readout).not_to_have_text(last)
@@ -127,7 +136,7 @@ def the_chart_shows_values_by_mouse_and_keyboard(browser):
     page.locator("label", has_text="24 h").click()
     expect(page.locator("#chart-24h")).to_be_visible()
     expect(page.locator("#chart-1h")).to_be_hidden()
-    expect(page.locator("#chart-24h .legend")).to_contain_text("default")
+    expect(page.locator("#chart-24h .legend").first).to_contain_text("default")
     no_faults(page, "chart")
     page.context.close()
 

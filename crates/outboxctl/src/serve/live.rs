@@ -1,6 +1,7 @@
 //! The live parts of the pages: the poller makes each once for all viewers, pages show them, and the event stream of a
 //! page sends those that have changed since they were last sent to this viewer.
 
+use super::backlog::BacklogHistory;
 use super::chart::{self, RANGES};
 use super::context::{App, Fields, PageContext, View};
 use super::format::clock;
@@ -29,7 +30,7 @@ const LARGE_EVERY: u64 = 5;
 
 const NOT_OVERVIEW: &[MonitorPage] = &[Messages, Destinations, Partitions, Workers, Audit, Other];
 
-pub fn live_parts(snapshot: Option<&MonitorSnapshot>, lost: Option<&Lost>) -> LiveParts {
+pub fn live_parts(snapshot: Option<&MonitorSnapshot>, lost: Option<&Lost>, backlog: &BacklogHistory) -> LiveParts {
     let part = |pages, id, markup: Markup| LivePart {
         pages,
         id,
@@ -50,7 +51,7 @@ pub fn live_parts(snapshot: Option<&MonitorSnapshot>, lost: Option<&Lost>) -> Li
             part(&[Workers], "workers", fleet::workers(snapshot)),
         ]);
         let charts = RANGES.iter();
-        parts.extend(charts.map(|range| part(&[Overview], range.id, chart::chart(snapshot, range))));
+        parts.extend(charts.map(|range| part(&[Overview], range.id, chart::chart(snapshot, backlog, range))));
     }
     LiveParts {
         parts,
@@ -82,7 +83,7 @@ pub async fn overview_page(context: PageContext) -> Markup {
         (element("cards"))
         (element("alerts"))
         section.panel aria-labelledby="chart-title" {
-            h2 #chart-title { "Published messages" }
+            h2 #chart-title { "Backlog and throughput" }
             @for (index, range) in RANGES.iter().enumerate() {
                 input.range type="radio" name="range" id={ "range-" (range.id) } checked[index == 0];
                 label.range for={ "range-" (range.id) } { (range.label) }

@@ -4,6 +4,7 @@
 mod access;
 mod act;
 mod audit;
+mod backlog;
 mod base;
 mod chart;
 mod connections;
@@ -37,6 +38,7 @@ use context::{App, DOWNLOADS_MAX, PageContext, STREAMS_MAX};
 use live::live_page;
 use outbox_transport::network::Network;
 use page::MonitorPage;
+use poller::Poller;
 use proxy::TrustedProxy;
 use serde_json::json;
 use session::SessionPool;
@@ -84,7 +86,7 @@ pub async fn run(context: &CommandContext, args: &ServeArgs) -> Result<ExitCode,
     let header = args.trusted_user_header.clone();
     let proxy = header.map(|header| TrustedProxy::new(header, &args.trusted_proxy));
     let access = Access::new(token, users, proxy, address, args.allow_actions, &args.allow_host)?;
-    let (session, view) = poller::first(connect).await?;
+    let (poller, view) = Poller::first(connect).await?;
     let listener = TcpListener::bind(address).await.map_err(|error| {
         Failure::new(Code::Refused, format!("cannot listen at {address}: {error}"))
             .hint("Give another address or port with --listen.")
@@ -114,7 +116,7 @@ pub async fn run(context: &CommandContext, args: &ServeArgs) -> Result<ExitCode,
         };
         println!("Outbox Monitor of database {} at {url} ({what})", app.database);
     }
-    let mut poller = tokio::spawn(poller::run(Arc::clone(&app), session, sender));
+    let mut poller = tokio::spawn(poller.run(Arc::clone(&app), sender));
     let served = tokio::select! {
         never = connections::serve(listener, router(Arc::clone(&app)), app.base.clone()) => match never {},
         // Event streams are cut: browsers reconnect.

@@ -86,7 +86,7 @@ pub fn as_sql(sql: &str) -> Markup {
 pub fn bar(part: f64, whole: f64, what: &str) -> Markup {
     let percent = (part / whole.max(f64::MIN_POSITIVE) * 100.0).clamp(0.0, 100.0);
     html! {
-        svg.bar.low[percent < 25.0] viewBox="0 0 100 6" preserveAspectRatio="none" role="img" aria-label=(what) {
+        svg.bar viewBox="0 0 100 6" preserveAspectRatio="none" role="img" aria-label=(what) {
             rect.rail width="100" height="6" {}
             rect.fill width=(format!("{percent:.0}")) height="6" {}
         }

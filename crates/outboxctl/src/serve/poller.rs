@@ -1,6 +1,8 @@
 //! The one session that reads the database for all viewers, and makes the live parts of the pages from it. It reads
 //! once a second while a page is open, and every few seconds otherwise.
 
+use super::backlog::BacklogHistory;
+use super::chart::PERIODS;
 use super::context::{App, View};
 use super::live::live_parts;
 use super::session::{MonitorSession, PATIENCE, SessionPurpose, no_answer};
@@ -19,64 +21,76 @@ const UNWATCHED: Duration = Duration::from_secs(5);
 /// most a tenth of a processor of the server.
 const REST_PER_REFRESH: u32 = 9;
 
-/// The first reading. A failure now is for the caller to fix, and ends the program.
-pub async fn first(args: &ConnectArgs) -> Result<(MonitorSession, View), Failure> {
-    let session = MonitorSession::open(args, &SessionPurpose::Watch).await?;
-    let snapshot = MonitorSnapshot::read(&session, &mut SlowParts::default()).await?;
-    Ok((session, view(Some(snapshot), None, SystemTime::now())))
+/// The session, and what is kept from one reading to the next.
+pub struct Poller {
+    /// None: lost.
+    session: Option<MonitorSession>,
+    slow: SlowParts,
+    backlog: BacklogHistory,
 }
 
-fn view(snapshot: Option<MonitorSnapshot>, lost: Option<Lost>, read_at: SystemTime) -> View {
-    View {
-        live: live_parts(snapshot.as_ref(), lost.as_ref()),
-        snapshot,
-        lost,
-        read_at,
-    }
-}
-
-/// Reads forever.
-pub async fn run(app: Arc<App>, session: MonitorSession, views: watch::Sender<Arc<View>>) {
-    let mut session = Some(session);
-    let mut slow = SlowParts::default();
-    loop {
-        let started = Instant::now();
-        let read = timeout(PATIENCE, read(&app, &mut session, &mut slow)).await;
-        let read = read.unwrap_or_else(|_| {
-            session.take().map(|session| tokio::spawn(session.cancel()));
-            Err(no_answer())
-        });
-        let before = views.borrow().clone();
-        let view = match read {
-            Ok(snapshot) => view(Some(snapshot), None, SystemTime::now()),
-            Err(failure) => {
-                let since = before.lost.as_ref().map_or_else(SystemTime::now, |lost| lost.since);
-                let message = failure.to_string().replace('\n', " ");
-                view(before.snapshot.clone(), Some(Lost { since, message }), before.read_at)
-            }
+impl Poller {
+    /// The first reading. A failure now is for the caller to fix, and ends the program.
+    pub async fn first(args: &ConnectArgs) -> Result<(Self, View), Failure> {
+        let mut poller = Self {
+            session: Some(MonitorSession::open(args, &SessionPurpose::Watch).await?),
+            slow: SlowParts::default(),
+            backlog: BacklogHistory::default(),
         };
-        views.send_replace(Arc::new(view));
-        wait(&app, started).await;
+        let snapshot = poller.read(args).await?;
+        let view = poller.view(Some(snapshot), None, SystemTime::now());
+        Ok((poller, view))
     }
-}
 
-async fn read(
-    app: &App,
-    session: &mut Option<MonitorSession>,
-    slow: &mut SlowParts,
-) -> Result<MonitorSnapshot, Failure> {
-    if session.as_ref().is_none_or(MonitorSession::is_closed) {
-        *slow = SlowParts::default();
-        *session = Some(MonitorSession::open(&app.pool.args, &SessionPurpose::Watch).await?);
+    fn view(&self, snapshot: Option<MonitorSnapshot>, lost: Option<Lost>, read_at: SystemTime) -> View {
+        View {
+            live: live_parts(snapshot.as_ref(), lost.as_ref(), &self.backlog),
+            snapshot,
+            lost,
+            read_at,
+        }
     }
-    let read = MonitorSnapshot::read(session.as_ref().expect("opened above"), slow).await;
-    if read
-        .as_ref()
-        .is_err_and(|failure| !failure.is(&SqlState::QUERY_CANCELED))
-    {
-        *session = None; // also if only a view changed: a new session prepares again
+
+    /// Reads forever.
+    pub async fn run(mut self, app: Arc<App>, views: watch::Sender<Arc<View>>) {
+        loop {
+            let started = Instant::now();
+            let read = timeout(PATIENCE, self.read(&app.pool.args)).await;
+            let read = read.unwrap_or_else(|_| {
+                self.session.take().map(|session| tokio::spawn(session.cancel()));
+                Err(no_answer())
+            });
+            let before = views.borrow().clone();
+            let view = match read {
+                Ok(snapshot) => self.view(Some(snapshot), None, SystemTime::now()),
+                Err(failure) => {
+                    let since = before.lost.as_ref().map_or_else(SystemTime::now, |lost| lost.since);
+                    let message = failure.to_string().replace('\n', " ");
+                    let lost = Lost { since, message };
+                    self.view(before.snapshot.clone(), Some(lost), before.read_at)
+                }
+            };
+            views.send_replace(Arc::new(view));
+            wait(&app, started).await;
+        }
     }
-    read
+
+    async fn read(&mut self, args: &ConnectArgs) -> Result<MonitorSnapshot, Failure> {
+        if self.session.as_ref().is_none_or(MonitorSession::is_closed) {
+            self.slow = SlowParts::default();
+            self.session = Some(MonitorSession::open(args, &SessionPurpose::Watch).await?);
+        }
+        let session = self.session.as_ref().expect("opened above");
+        let read = MonitorSnapshot::read(session, &mut self.slow).await;
+        match &read {
+            Ok(snapshot) => self
+                .backlog
+                .record(snapshot.now.epoch_s, &PERIODS, &snapshot.destinations),
+            Err(failure) if failure.is(&SqlState::QUERY_CANCELED) => {}
+            Err(_) => self.session = None, // also if only a view changed: a new session prepares again
+        }
+        read
+    }
 }
 
 async fn wait(app: &App, started: Instant) {

@@ -166,17 +166,17 @@
 
   function read(slot) {
     if (!readout || !slot) return;
-    slot.closest("svg").querySelector("g[data-chosen]")?.removeAttribute("data-chosen");
+    slot.parentNode.querySelector("g[data-chosen]")?.removeAttribute("data-chosen");
     slot.setAttribute("data-chosen", "");
     readout.textContent = slot.querySelector("title").textContent;
   }
 
-  document.addEventListener("pointerover", (event) => read(event.target.closest?.(".bars g")));
+  document.addEventListener("pointerover", (event) => read(event.target.closest?.(".slots g")));
   document.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    const plot = event.target.closest?.(".plot.readable");
+    const plot = event.target.closest?.(".plots");
     if (!step || !plot) return;
-    const slots = [...plot.querySelectorAll("g")];
+    const slots = [...plot.querySelectorAll(".slots g")];
     const at = slots.findIndex((slot) => slot.hasAttribute("data-chosen"));
     read(slots[at < 0 ? slots.length - 1 : Math.min(Math.max(at + step, 0), slots.length - 1)]);
     event.preventDefault();
