@@ -335,7 +335,11 @@ fn pending_is_the_sum_of_ready_in_flight_retrying_blocked_and_scheduled_wherever
         assert_eq!(listed.len(), count, "{status}: {listed:?}");
         assert!(listed.iter().all(|row| row["status"] == status), "{listed:?}");
         let (capital, rest) = status.split_at(1);
-        let tab = format!("{}{rest} <span class=\"count\">{count}</span>", capital.to_uppercase());
+        let tone = if status == "retrying" { " warn" } else { "" };
+        let tab = format!(
+            "{}{rest} <span class=\"count{tone}\">{count}</span>",
+            capital.to_uppercase()
+        );
         wait_until(&format!("the tab {tab}"), LONG, || {
             let page = monitor.page(&format!("/messages?tab={option}"));
             page.contains(&tab) && page.contains("10 pending: ready") && seqs(&page).len() == count

@@ -8,6 +8,7 @@ use super::page::{MonitorPage, as_sql, problem};
 use super::search::{self, WORDS};
 use super::session::MonitorSession;
 use super::snapshot::{DEAD_CAP, MonitorSnapshot, WAITING_CAP};
+use super::tab::TABS;
 use crate::failure::{Code, Failure};
 use crate::format::{capitalised, utc};
 use crate::messages::bulk::Verb;
@@ -81,6 +82,15 @@ pub async fn list(context: PageContext, Form(fields): Form<Fields>) -> Response 
     list.context.answer(answer.map(|found| list.page(&found)))
 }
 
+/// The class of the number of a tab that has failures.
+fn alarm(tab: MessageStatus, number: &str) -> &'static str {
+    match tab {
+        MessageStatus::Retrying if number != "0" => " warn",
+        MessageStatus::Dead if number != "0" => " bad",
+        _ => "",
+    }
+}
+
 impl MessageList {
     async fn read(&mut self, session: &MonitorSession, filter: &Filter) -> Result<tab::Page, Failure> {
         self.reads_events = session.reads_events;
@@ -139,9 +149,9 @@ impl MessageList {
             @if let Some(pending) = self.snapshot().and_then(|snapshot| snapshot.status.pending) {
                 p.lead { (count(pending)) " pending: ready, in flight, retrying, blocked and scheduled together." }
             }
-            nav.tabs aria-label="States" { ul { @for tab in MessageStatus::ALL.iter().copied() {
+            nav.tabs aria-label="States" { ul { @for tab in TABS {
                 li { a href=(self.tab_path(tab)) aria-current=[(tab == self.tab).then_some("page")] {
-                    (tab.title()) @if let Some(number) = self.count(tab) { " " span.count { (number) } }
+                    (tab.title()) @if let Some(number) = self.count(tab) { " " span class={ "count" (alarm(tab, &number)) } { (number) } }
                 } }
             } } }
             form.search role="search" method="get" action="/messages" {

@@ -133,12 +133,13 @@ fn of_problem(problem: &Problem) -> Alert {
     };
     let body = html! {
         p { (sentence(&problem.problem)) }
-        // The remedy for dead letters is SQL for psql; this page has buttons.
-        @if check != "dead letters" && !problem.remedy.is_empty() { p.remedy { "Fix: " (problem.remedy) "." } }
+        // The remedies for failed messages are SQL for psql; this page has buttons.
+        @if !matches!(check, "dead letters" | "retrying") && !problem.remedy.is_empty() { p.remedy { "Fix: " (problem.remedy) "." } }
     };
     let alert = Alert::new(is_bad, capitalised(&problem.title()), body);
     match check {
         "dead letters" => alert.button(&MessageStatus::Dead.path(), "See them"),
+        "retrying" => alert.button(&MessageStatus::Retrying.path(), "See them"),
         _ if problem.destinations.is_empty() => alert,
         _ => alert.see_destinations(),
     }
@@ -201,13 +202,18 @@ fn blocked_keys(problem: &Problem, blocked: &[BlockedKeyRow]) -> Alert {
 
 pub fn cards(snapshot: &MonitorSnapshot) -> Markup {
     let status = &snapshot.status;
-    let (failing, is_dead) = (status.failed_per_s.map(|n| n * 60.0), status.dead > 0);
-    let oldest = match status.oldest_s {
-        Some(oldest) => format!("oldest {}", duration(oldest)),
-        None => "none can be delivered now".to_owned(),
+    let waiting = snapshot.slow.waiting.as_ref();
+    let (is_retrying, is_dead) = (waiting.is_some_and(|waiting| waiting.retrying > 0), status.dead > 0);
+    let oldest = match (status.pending, status.oldest_s) {
+        (_, Some(oldest)) => format!("oldest {}", duration(oldest)),
+        (Some(0), None) => "none".to_owned(),
+        _ => "none can be delivered now".to_owned(),
     };
     let published = format!("{} in all", known(status.published_total, count));
-    let failed = format!("{} attempts in all", known(status.failed_total, count));
+    let failing = format!(
+        "{} failed attempts a minute",
+        known(status.failed_per_s.map(|n| n * 60.0), rate)
+    );
     let card = |title: &str, tab: Option<MessageStatus>, class: &str, value: &str, note: &str| {
         html! {
             div class={ "card " (class) } {
@@ -218,16 +224,17 @@ pub fn cards(snapshot: &MonitorSnapshot) -> Markup {
         }
     };
     let tone = |is_so: bool, class: &'static str| if is_so { class } else { "plain" };
-    let (failing_tone, dead_tone) = (tone(failing.is_some_and(|n| n > 0.0), "warn"), tone(is_dead, "bad"));
+    let (retrying_tone, dead_tone) = (tone(is_retrying, "warn"), tone(is_dead, "bad"));
+    let retrying = waiting.map_or_else(|| "–".to_owned(), |waiting| waiting.shown(waiting.retrying));
     let dead = if is_dead { "retry or discard them" } else { "none" };
     let per_minute = known(status.published_per_s.map(|n| n * 60.0), rate);
     html! {
         dl.cards {
             (card("Pending", Some(MessageStatus::Ready), "plain", &known(status.pending, count), &oldest))
             (card("In flight", Some(MessageStatus::InFlight), "plain", &known(status.in_flight, count), "with a worker"))
-            (card("Published a minute", Some(MessageStatus::Published), "plain", &per_minute, &published))
-            (card("Failing a minute", Some(MessageStatus::Retrying), failing_tone, &known(failing, rate), &failed))
+            (card("Retrying", Some(MessageStatus::Retrying), retrying_tone, &retrying, &failing))
             (card("Dead", Some(MessageStatus::Dead), dead_tone, &capped(status.dead, DEAD_CAP), dead))
+            (card("Published a minute", Some(MessageStatus::Published), "plain", &per_minute, &published))
             (card("p95 enqueue to confirm", None, "plain", &known(snapshot.p95_ms(), ms), "in the last minute"))
         }
     }

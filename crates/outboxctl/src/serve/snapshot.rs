@@ -162,9 +162,13 @@ pub struct WaitingCounts {
 pub const WAITING_CAP: i64 = 1000;
 
 impl WaitingCounts {
-    /// A number of messages with a time, with a plus if there may be more.
+    /// A number of messages with a time, with a plus if there may be more. Others may have filled the count.
     pub fn shown(&self, n: i64) -> String {
-        format!("{n}{}", if self.is_cut { "+" } else { "" })
+        match (n, self.is_cut) {
+            (0, true) => "–".to_owned(),
+            (n, true) => format!("{n}+"),
+            (n, false) => n.to_string(),
+        }
     }
 }
 

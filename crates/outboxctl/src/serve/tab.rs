@@ -5,6 +5,18 @@ use crate::messages::bulk::Verb;
 use crate::queries::state::MessageStatus;
 use outbox_core::words::Word;
 
+/// The tabs: what waits, with the failures next to what works, then what ended.
+pub const TABS: [MessageStatus; 8] = [
+    MessageStatus::Ready,
+    MessageStatus::InFlight,
+    MessageStatus::Retrying,
+    MessageStatus::Dead,
+    MessageStatus::Blocked,
+    MessageStatus::Scheduled,
+    MessageStatus::Published,
+    MessageStatus::Discarded,
+];
+
 impl MessageStatus {
     /// The word in URLs.
     pub fn word(self) -> String {
@@ -58,8 +70,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tab_has_a_word() {
+    fn each_status_has_a_tab_with_a_word() {
         for tab in MessageStatus::ALL.iter().copied() {
+            assert!(TABS.contains(&tab), "{tab:?}");
             assert_eq!(MessageStatus::parse(&tab.word()), Some(tab));
         }
         assert_eq!(MessageStatus::parse("all"), None);
