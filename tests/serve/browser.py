@@ -14,7 +14,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
 WANTED, URL, PSQL = sys.argv[1], sys.argv[2], sys.argv[3:]
-PAGES = ["/", "/messages", "/messages?tab=dead", "/messages?tab=published", "/destinations", "/partitions", "/workers", "/audit"]
+PAGES = ["/", "/messages", "/messages?tab=dead", "/messages?tab=dead&view=each", "/messages?tab=published&q=type:OrderPlaced", "/destinations", "/partitions", "/workers", "/audit"]
 IMAGES = os.path.join(os.path.dirname(__file__), "..", "..", "docs", "img")
 LONG = 60_000
 expect.set_options(timeout=LONG)
@@ -144,7 +144,7 @@ def the_chart_shows_values_by_mouse_and_keyboard(browser):
 def markup_of_others_stays_text(browser):
     page = new_page(browser)
     seq = sql("select seq from outbox_dead where destination = 'default' order by seq limit 1")
-    for path in ["/", "/messages?tab=dead", f"/message/{seq}", "/partitions"]:
+    for path in ["/", "/messages?tab=dead&view=each", f"/message/{seq}", "/partitions"]:
         open_page(page, path)
         assert "<script>window.hacked" in page.locator("main").inner_text(), f"{path} does not show it"
         assert page.evaluate("window.hacked") is None, f"{path} ran it"
@@ -160,12 +160,61 @@ def pages_follow_each_other(browser):
         seqs = page.locator("#list tbody tr td[data-label=Seq]").all_inner_texts()
         assert len(seqs) == 50 and not seen & set(seqs), seqs
         seen |= set(seqs)
-        page.locator("a[rel=next]").click()
+        page.locator("a[rel=next]").first.click()
         page.wait_for_load_state()
+    expect(page.locator(".pages").first).to_contain_text("101–1")
+    page.locator("a[rel=prev]").first.click()
+    expect(page.locator(".pages").first).to_contain_text("51–100 and more")
+    page.locator("a[rel=prev]").first.click()
+    expect(page.locator(".pages").first).to_contain_text("1–50 and more")
+    expect(page.locator("a[rel=prev]")).to_have_count(0)
     open_page(page, "/messages")
     page.get_by_label("Search").fill("type:OrderPlaced since:tomorrow")
     page.keyboard.press("Enter")
     expect(page.locator("#list [role=alert]")).to_contain_text("not a time")
+    expect(page.get_by_label("Search", exact=True)).to_have_value("type:OrderPlaced since:tomorrow")
+    page.context.close()
+
+
+def a_search_is_made_of_chips_and_an_unknown_name_is_said(browser):
+    page = new_page(browser)
+    open_page(page, "/messages?tab=published&q=type:OrderPlaced")
+    chips = page.locator(".chip")
+    expect(chips).to_have_text(["type:OrderPlaced×"])
+    page.get_by_label("Search", exact=True).fill("key:order:7")
+    page.keyboard.press("Enter")
+    expect(chips).to_have_text(["type:OrderPlaced×", "key:order:7×"])
+    expect(page.locator("#list tbody tr")).to_have_count(1)
+    page.get_by_role("link", name="Remove type:OrderPlaced").click()
+    expect(chips).to_have_text(["key:order:7×"])
+    open_page(page, "/messages?tab=published&q=typ:OrderPlaced")
+    expect(page.locator("#list")).to_contain_text("typ: is no criterion")
+    no_faults(page, "search")
+    page.context.close()
+
+
+def dead_letters_of_one_cause_are_one_line(browser):
+    page = new_page(browser)
+    open_page(page, "/messages?tab=dead")
+    lines = page.locator("#list tbody tr")
+    expect(lines).to_have_count(1)
+    expect(lines).to_contain_text("12 ×")
+    assert page.locator("#list table").bounding_box()["y"] < 800 / 3, "the list begins low on the page"
+    lines.get_by_role("link", name="Retry group…").click()
+    expect(page.locator("h1")).to_have_text("Retry 12 dead letters")
+    page.go_back()
+    lines.get_by_role("link", name="unroutable").click()
+    expect(lines).to_have_count(12)
+    open_page(page, "/messages?tab=dead")
+    page.get_by_role("link", name="one by one").click()
+    expect(lines).to_have_count(12)
+    page.set_viewport_size({"width": 1280, "height": 400})
+    page.mouse.wheel(0, 600)
+    page.wait_for_function("scrollY > 300")
+    assert page.locator("th", has_text="Seq").bounding_box()["y"] >= 0, "the head is out of sight"
+    page.get_by_role("link", name="by cause").first.click()
+    expect(lines).to_have_count(1)
+    no_faults(page, "causes")
     page.context.close()
 
 
@@ -176,7 +225,7 @@ def keys_navigate(browser):
     page.wait_for_url("**/messages")
     page.keyboard.press("/")
     expect(page.get_by_label("Search")).to_be_focused()
-    open_page(page, "/messages?tab=dead")
+    open_page(page, "/messages?tab=dead&view=each")
     page.keyboard.press("j")
     page.keyboard.press("j")
     chosen = page.locator("tr[data-chosen]")
@@ -201,7 +250,8 @@ def selected_messages_are_changed_and_no_others(browser):
     expect(page.locator("nav.tabs", has_text="Dead 12")).to_be_visible(timeout=LONG)
     row = page.locator("tbody tr", has_text="audit is paused").first
     expect(row).to_be_visible()
-    page.locator("summary", has_text="Search by fields").click()
+    expect(page.locator("#selected")).to_be_hidden()
+    page.locator("summary", has_text="Filter").click()
     offered = page.locator("#f-destinations option").evaluate_all("(options) => options.map((o) => o.value).sort().join(' ')")
     assert offered == sql("select string_agg(destination, ' ' order by destination) from outbox_destination_status"), offered
     page.get_by_label("Destination").fill("audit")
@@ -214,6 +264,7 @@ def selected_messages_are_changed_and_no_others(browser):
         row.locator("input[type=checkbox]").check()
     # While messages are selected the list does not change.
     sql("select outbox_publish('OrderAudited', '{}', 'order', 'new', 'placed', destination => 'audit')")
+    expect(page.locator("#selected")).to_contain_text("2 selected")
     page.locator("#selected button", has_text="Discard").click()
     expect(page.locator("h1")).to_have_text("Discard 2 messages")
     page.get_by_label("Reason, for the audit").fill("placed twice")
@@ -230,7 +281,7 @@ def selected_messages_are_changed_and_no_others(browser):
 
 def the_head_of_the_times_turns_the_order_around(browser):
     page = new_page(browser)
-    open_page(page, "/messages?tab=dead")
+    open_page(page, "/messages?tab=dead&view=each")
     head = page.locator("th[aria-sort]")
     expect(head).to_have_attribute("aria-sort", "descending")
     latest = "select seq from outbox_dead order by died_at desc, seq desc, destination desc limit 1"
@@ -330,7 +381,7 @@ def each_row_has_buttons_of_its_own(browser):
     until(page, "select count(*) > 1 from outbox_dead")
     # No message can become a dead letter any more.
     until(page, "select not exists (select from outbox) and not exists (select from outbox_waiting where state = 'b')")
-    open_page(page, "/messages?tab=dead")
+    open_page(page, "/messages?tab=dead&view=each")
     row = page.locator("tbody tr").nth(1)
     dead = row.locator("td[data-label=Seq] a").inner_text()
     others = sql(f"select count(*) from outbox_dead where seq <> {dead}")
@@ -480,6 +531,8 @@ with sync_playwright() as playwright:
         the_chart_shows_values_by_mouse_and_keyboard,
         markup_of_others_stays_text,
         pages_follow_each_other,
+        a_search_is_made_of_chips_and_an_unknown_name_is_said,
+        dead_letters_of_one_cause_are_one_line,
         keys_navigate,
         a_message_shows_without_a_reload,
         selected_messages_are_changed_and_no_others,

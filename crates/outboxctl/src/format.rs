@@ -120,6 +120,22 @@ pub fn clock(epoch: f64) -> String {
     format!("{:02}:{:02}:{:02}", of_day / 3600, of_day / 60 % 60, of_day % 60)
 }
 
+/// The seconds since 1970 of a time in UTC from the server's JSON: `2026-11-21T05:12:18.297537+00:00`.
+pub fn epoch(time: &str) -> Option<f64> {
+    let number = |from: usize, to: usize| time.get(from..to)?.parse::<i64>().ok();
+    let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
+    let of_day = number(11, 13)? * 3600 + number(14, 16)? * 60 + number(17, 19)?;
+    Some((days(year, month, day) * 86_400 + of_day) as f64)
+}
+
+/// The day counted from 1970-01-01, the inverse of [`date`].
+fn days(year: i64, month: i64, day: i64) -> i64 {
+    let year = year - i64::from(month <= 2);
+    let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));
+    let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
+}
+
 /// Year, month and day of a day counted from 1970-01-01 (Howard Hinnant, "chrono-compatible low-level date
 /// algorithms").
 fn date(days: i64) -> (i64, i64, i64) {
@@ -219,5 +235,19 @@ mod tests {
         assert_eq!(time(951_825_599.9), "2000-02-29 11:59:59");
         assert_eq!(time(1_795_270_987.0), "2026-11-21 14:23:07");
         assert_eq!(time(-1.0), "1969-12-31 23:59:59");
+    }
+
+    proptest! {
+        #[test]
+        fn a_time_is_read_as_it_is_written(seconds in -62_000_000_000_i64..250_000_000_000) {
+            let text = format!("{}.297537+00:00", time(seconds as f64).replace(' ', "T"));
+            prop_assert_eq!(epoch(&text), Some(seconds as f64));
+        }
+    }
+
+    #[test]
+    fn what_is_no_time_is_not_read() {
+        assert_eq!(epoch("infinity"), None);
+        assert_eq!(epoch(""), None);
     }
 }

@@ -1,8 +1,9 @@
 //! The list of messages: a tab for each status, a search, and the actions on the messages that are shown.
 
 use super::act::act_path;
+use super::causes::Causes;
 use super::context::{Fields, PageContext};
-use super::format::{capped, count, encode, message_path};
+use super::format::{capped, count, distance, encode, message_path};
 use super::message::seq_of;
 use super::page::{MonitorPage, as_sql, problem};
 use super::search::{self, WORDS};
@@ -10,7 +11,7 @@ use super::session::MonitorSession;
 use super::snapshot::{DEAD_CAP, MonitorSnapshot, WAITING_CAP};
 use super::tab::TABS;
 use crate::failure::{Code, Failure};
-use crate::format::{capitalised, utc};
+use crate::format::capitalised;
 use crate::messages::bulk::Verb;
 use crate::messages::page::MessageRow;
 use crate::messages::{Filter, filter, tab};
@@ -27,12 +28,23 @@ use tokio_postgres::error::SqlState;
 /// The most characters of an error in a list.
 const ERROR_MAX: usize = 500;
 
+/// The messages before a page, and the cursor after which it begins.
+type PageStart = (usize, Vec<String>);
+
+/// What the list shows.
+enum Found {
+    Messages(tab::Page),
+    Causes(Causes),
+}
+
 struct MessageList {
     context: PageContext,
     tab: MessageStatus,
     search: String,
-    /// The cursors of the pages before this one, without the first page; the last is that of this page.
-    trail: Vec<Vec<String>>,
+    /// The pages up to this one, without the first.
+    trail: Vec<PageStart>,
+    /// Whether messages with one cause are shown one by one.
+    is_each: bool,
     /// Whether the tab is shown in the reverse of its usual order.
     reversed: bool,
     /// Whether events can be read, to show them and to search in them.
@@ -46,7 +58,8 @@ pub async fn list(context: PageContext, Form(fields): Form<Fields>) -> Response 
     let named = WORDS
         .iter()
         .filter_map(|word| Some(search::word(word, fields.given(word)?)));
-    let words: Vec<String> = fields.given("q").map(str::to_owned).into_iter().chain(named).collect();
+    let typed = fields.all("q").map(|words| words.trim().to_owned());
+    let words: Vec<String> = typed.filter(|words| !words.is_empty()).chain(named).collect();
     let search = words.join(" ");
     // A number alone is a seq, and a UUID alone is an id.
     let mut seq = search.parse::<i64>().ok();
@@ -62,6 +75,7 @@ pub async fn list(context: PageContext, Form(fields): Form<Fields>) -> Response 
         tab,
         search,
         trail: serde_json::from_str(fields.get("trail")).unwrap_or_default(),
+        is_each: fields.get("view") == "each",
         reversed: tab.can_reverse() && fields.get("order") == "reversed",
         reads_events: false,
         reasons: HashMap::new(),
@@ -92,16 +106,20 @@ fn alarm(tab: MessageStatus, number: &str) -> &'static str {
 }
 
 impl MessageList {
-    async fn read(&mut self, session: &MonitorSession, filter: &Filter) -> Result<tab::Page, Failure> {
+    async fn read(&mut self, session: &MonitorSession, filter: &Filter) -> Result<Found, Failure> {
         self.reads_events = session.reads_events;
+        let is_plain = self.search.is_empty() && self.trail.is_empty() && !self.reversed && !self.is_each;
+        if is_plain && let Some(causes) = Causes::read(session, self.tab).await? {
+            return Ok(Found::Causes(causes));
+        }
         let lanes = self.snapshot().map_or(1, MonitorSnapshot::lanes);
-        let after = self.trail.last().cloned().unwrap_or_default();
+        let (_, after) = self.trail.last().cloned().unwrap_or_default();
         let page = tab::page(session, lanes, self.tab, self.reversed, filter, &after).await?;
         if self.tab.shows_reasons() && !page.rows.is_empty() {
             let rows = page.rows.iter().map(|row| row.message.clone()).collect();
             self.reasons = why::of_list(session, rows).await?;
         }
-        Ok(page)
+        Ok(Found::Messages(page))
     }
 
     fn snapshot(&self) -> Option<&MonitorSnapshot> {
@@ -109,13 +127,14 @@ impl MessageList {
     }
 
     /// The address of this list, in an order and at a page.
-    fn path(&self, reversed: bool, trail: &[Vec<String>]) -> String {
+    fn path(&self, reversed: bool, trail: &[PageStart]) -> String {
         let order = if reversed { "&order=reversed" } else { "" };
+        let view = if self.is_each { "&view=each" } else { "" };
         let page = match trail {
             [] => String::new(),
             trail => format!("&trail={}", encode(&serde_json::json!(trail).to_string())),
         };
-        format!("{}{order}{page}", self.tab_path(self.tab))
+        format!("{}{view}{order}{page}", self.tab_path(self.tab))
     }
 
     fn tab_path(&self, tab: MessageStatus) -> String {
@@ -144,35 +163,63 @@ impl MessageList {
     }
 
     /// The page, with the messages or the reason why the search failed.
-    fn page(&self, found: &Result<tab::Page, String>) -> Markup {
+    fn page(&self, found: &Result<Found, String>) -> Markup {
+        let pending = self.snapshot().and_then(|snapshot| snapshot.status.pending);
+        let criteria = search::parse(&self.search).map(|_| search::criteria(&self.search));
+        let (chips, typed) = match &criteria {
+            Ok(criteria) => (&criteria[..], ""),
+            Err(_) => (&[][..], self.search.as_str()),
+        };
         let body = html! {
-            @if let Some(pending) = self.snapshot().and_then(|snapshot| snapshot.status.pending) {
-                p.lead { (count(pending)) " pending: ready, in flight, retrying, blocked and scheduled together." }
+            nav.tabs aria-label="States" { ul {
+                // Ready, in flight, retrying, blocked and scheduled together.
+                @if let Some(pending) = pending { li.note { (count(pending)) " pending:" } }
+                @for tab in TABS {
+                    li { a href=(self.tab_path(tab)) aria-current=[(tab == self.tab).then_some("page")] title=(tab.about()) {
+                        (tab.title()) @if let Some(number) = self.count(tab) { " " span class={ "count" (alarm(tab, &number)) } { (number) } }
+                    } }
+                }
+            } }
+            div.find {
+                form.search role="search" method="get" action="/messages" {
+                    input type="hidden" name="tab" value=(self.tab.word());
+                    @for chip in chips {
+                        @let others: Vec<&str> = chips.iter().filter(|other| *other != chip).map(String::as_str).collect();
+                        span.chip { (chip)
+                            input type="hidden" name="q" value=(chip);
+                            a href={ (self.tab.path()) "&q=" (encode(&others.join(" "))) } aria-label={ "Remove " (chip) } { "×" }
+                        }
+                    }
+                    label for="q" { "Search" }
+                    input #q type="search" name="q" value=(typed) placeholder="an id, a key, or type:OrderPlaced since:2h" autocomplete="off" spellcheck="false";
+                    button { "Search" }
+                }
+                (self.fields())
             }
-            nav.tabs aria-label="States" { ul { @for tab in TABS {
-                li { a href=(self.tab_path(tab)) aria-current=[(tab == self.tab).then_some("page")] {
-                    (tab.title()) @if let Some(number) = self.count(tab) { " " span class={ "count" (alarm(tab, &number)) } { (number) } }
-                } }
-            } } }
-            form.search role="search" method="get" action="/messages" {
-                input type="hidden" name="tab" value=(self.tab.word());
-                label for="q" { "Search" }
-                input #q type="search" name="q" value=(self.search) placeholder="an id, a key, a correlation id, or type:OrderPlaced since:2h"
-                    autocomplete="off" spellcheck="false" aria-describedby="q-help";
-                button { "Search" }
-            }
-            p.note #q-help { "A word, or: " @for word in WORDS { code { (word) ":" } " " } "– all of them must match." }
-            (self.fields())
-            p.lead { (self.tab.about()) }
             // The script requests it again when messages have changed, only for the first page: others would shift.
             div #list data-refresh=[self.trail.is_empty().then_some("")] {
                 @match found {
-                    Ok(page) => { (self.messages(page)) }
+                    Ok(Found::Messages(page)) => { (self.messages(page)) }
+                    Ok(Found::Causes(causes)) => {
+                        p.line {
+                            span.note { (causes.about()) " · " a href={ (self.tab.path()) "&view=each" } { "one by one" } }
+                            (self.bulk())
+                        }
+                        (causes.table(self.tab, self.verbs(), self.now_s()))
+                    }
                     Err(text) => { (problem("The search failed", text)) }
                 }
             }
         };
-        self.context.layout(MonitorPage::Messages, "Messages", &body)
+        self.context.frame(
+            MonitorPage::Messages,
+            "Messages",
+            &html! { h1.unseen { "Messages" } (body) },
+        )
+    }
+
+    fn now_s(&self) -> f64 {
+        self.snapshot().map_or(0.0, |snapshot| snapshot.now.epoch_s)
     }
 
     /// The criteria of a search as fields; the server makes a search of them.
@@ -193,9 +240,10 @@ impl MessageList {
         let shown = if self.reads_events { 8 } else { 5 }; // the others search in events
         html! {
             details.fields {
-                summary { "Search by fields" }
+                summary.button { "Filter" }
                 form method="get" action="/messages" {
                     input type="hidden" name="tab" value=(self.tab.word());
+                    input type="hidden" name="q" value=(self.search);
                     @for (name, label, options, hint) in &fields[..shown] { div {
                         label for={ "f-" (name) } { (label) }
                         input id={ "f-" (name) } name=(name) list=[options] placeholder=(hint) autocomplete="off" spellcheck="false";
@@ -204,6 +252,7 @@ impl MessageList {
                     datalist #f-partitions { @for partition in partitions { option value=(partition.label) {} } }
                     datalist #f-times { @for time in ["15m", "1h", "6h", "1d", "7d"] { option value=(time) {} } }
                     button { "Search" }
+                    p.note { "Or type: " @for word in WORDS { code { (word) ":" } " " } "– all of them must match." }
                 }
             }
         }
@@ -219,29 +268,55 @@ impl MessageList {
     }
 
     fn messages(&self, page: &tab::Page) -> Markup {
+        let unknown = search::unknown_name(&self.search);
         html! {
-            (self.bulk())
+            p.line { (self.range(page)) @if !page.rows.is_empty() { (self.bulk()) } }
             @if page.rows.is_empty() {
                 p.empty { @if self.search.is_empty() { "None." } @else { "No message matches the search." } }
+                @if let Some(name) = &unknown {
+                    p.empty { code { (name) ":" } " is no criterion, so it was searched for as a text. The criteria: " @for word in WORDS { code { (word) ":" } " " } }
+                }
             } @else {
+                (self.table(&page.rows))
                 @if !self.verbs().is_empty() {
                     form.bulk #selected method="get" action="/act/message" {
-                        span.note { "With the selected: " }
-                        @for verb in self.verbs() { button name="verb" value=(verb.name()) { (capitalised(verb.name())) "…" } }
-                    }
-                }
-                (self.table(&page.rows))
-            }
-            p.pages {
-                @if let Some(looked) = &page.looked { span.note { "The search " (looked) ". " } }
-                @if let [before @ .., _] = &self.trail[..] { a.button rel="prev" href=(self.path(self.reversed, before)) { "Previous page" } }
-                @if let Some(next) = &page.next {
-                    a.button rel="next" href=(self.path(self.reversed, &[&self.trail[..], std::slice::from_ref(next)].concat())) {
-                        @if page.looked.is_some() { "Search further" } @else { "Next page" }
+                        b role="status" { "Selected" }
+                        @for verb in self.verbs() { button.danger[*verb == Verb::Discard] name="verb" value=(verb.name()) { (capitalised(verb.name())) "…" } }
                     }
                 }
             }
+            @if page.next.is_some() || !self.trail.is_empty() { p.line { (self.range(page)) } }
             (as_sql(&page.sql))
+        }
+    }
+
+    /// The place of the page in the list, and the pages around it. The whole number only where it is known without a
+    /// count.
+    fn range(&self, page: &tab::Page) -> Markup {
+        let before = self.trail.last().map_or(0, |(before, _)| *before);
+        let to = before + page.rows.len();
+        html! {
+            span.pages {
+                @if to > before { span.note {
+                    (count(before as i64 + 1)) "–" (count(to as i64))
+                    @match self.count(self.tab) {
+                        _ if page.next.is_none() => {}
+                        Some(all) => { " of " (all) }
+                        None => { " and more" }
+                    }
+                } }
+                @if let Some(looked) = &page.looked { span.note { "The search " (looked) ". " } }
+                @if let [rest @ .., _] = &self.trail[..] {
+                    @if !rest.is_empty() { a.button rel="first" href=(self.path(self.reversed, &[])) { "First" } }
+                    a.button rel="prev" href=(self.path(self.reversed, rest)) { "Previous" }
+                }
+                @if let Some(next) = &page.next {
+                    a.button rel="next" href=(self.path(self.reversed, &[&self.trail[..], &[(to, next.clone())]].concat())) {
+                        @if page.looked.is_some() { "Search further" } @else { "Next" }
+                    }
+                }
+                @if self.is_each && self.search.is_empty() { a href=(self.tab.path()) { "by cause" } }
+            }
         }
     }
 
@@ -252,18 +327,14 @@ impl MessageList {
             MessageStatus::Dead | MessageStatus::Published | MessageStatus::Discarded
         );
         html! {
-            @if has_bulk && !self.verbs().is_empty() {
-                p.bulk {
-                    span.note { @if self.search.is_empty() { "With all of them: " } @else { "With all that the search finds: " } }
-                    @for verb in self.verbs() {
-                        a.button href={ "/act/bulk?verb=" (verb.name()) "&q=" (encode(&self.search)) } { (capitalised(verb.name())) " all…" }
-                    }
-                }
-            }
+            @if has_bulk { span.bulk { @for verb in self.verbs() {
+                a.button.danger[*verb == Verb::Discard] href={ "/act/bulk?verb=" (verb.name()) "&q=" (encode(&self.search)) } { (capitalised(verb.name())) " all…" }
+            } } }
         }
     }
 
     fn table(&self, rows: &[MessageRow]) -> Markup {
+        let now_s = self.now_s();
         let (verbs, why) = (
             self.verbs(),
             if self.tab.shows_reasons() {
@@ -273,7 +344,7 @@ impl MessageList {
             },
         );
         html! {
-            div.scroll tabindex="0" role="region" aria-label="Messages" { table.stack {
+            div.scroll tabindex="0" role="region" aria-label="Messages" { table.stack.messages {
                 thead { tr {
                     @if !verbs.is_empty() { th { input #select-all type="checkbox" aria-label="Select all on this page"; } }
                     th { "Seq" } @if self.reads_events { th { "Type" } } th { "Key" } th { "Destination" } th { "Partition" }
@@ -293,7 +364,7 @@ impl MessageList {
                         td data-label="Destination" { (destination) }
                         td data-label="Partition" { (text("partition_key")) }
                         td.n data-label="Attempts" { (row.number("attempts")) @if row.message["replayed"] == true { " " span.badge.plain { "replay" } } }
-                        td.time data-label=(self.tab.time_title()) { (utc(at.unwrap_or_default())) }
+                        td.time data-label=(self.tab.time_title()) { (distance(at.unwrap_or_default(), now_s)) }
                         td.error data-label=(why) {
                             @if self.tab.shows_reasons() {
                                 (self.reasons.get(&(seq, destination.to_owned())).map_or("–", String::as_str))
@@ -313,7 +384,7 @@ impl MessageList {
 
     /// The head of the column of times. It turns the order of the list around where the tab has both.
     fn time_head(&self) -> Markup {
-        let title = html! { (self.tab.time_title()) " (UTC)" };
+        let title = self.tab.time_title();
         if !self.tab.can_reverse() {
             return html! { th { (title) } };
         }

@@ -6,6 +6,7 @@ mod act;
 mod audit;
 mod backlog;
 mod base;
+mod causes;
 mod chart;
 mod connections;
 mod context;

@@ -40,6 +40,23 @@ pub fn parse(text: &str) -> Result<Filter, String> {
     Ok(filter)
 }
 
+/// The criteria of a search, each as a search of its own. Only of one that can be parsed.
+pub fn criteria(text: &str) -> Vec<String> {
+    let one = |token: String| match token.split_once(':').filter(|(name, _)| WORDS.contains(name)) {
+        Some((name, value)) => word(name, value),
+        None if token.contains(|c: char| c.is_whitespace() || c == '"') => quoted(&token),
+        None => token,
+    };
+    tokens(text).unwrap_or_default().into_iter().map(one).collect()
+}
+
+/// A word that looks like the name of a criterion and is none, in a search that takes it as a text.
+pub fn unknown_name(text: &str) -> Option<String> {
+    let name = |token: String| Some(token.split_once(':')?.0.to_owned());
+    let is_unknown = |name: &String| name.bytes().all(|byte| byte.is_ascii_lowercase()) && !WORDS.contains(&&**name);
+    tokens(text).ok()?.into_iter().filter_map(name).find(is_unknown)
+}
+
 /// A word without a name: an id, or a word to search for everywhere.
 fn bare(filter: &mut Filter, token: String) -> Result<(), String> {
     match uuid(&token) {
@@ -92,8 +109,12 @@ pub fn word(name: &str, value: &str) -> String {
     let plain = !value.is_empty() && !value.contains(|c: char| c.is_whitespace() || c == '"');
     match plain {
         true => format!("{name}:{value}"),
-        false => format!("{name}:\"{}\"", value.replace('\\', "\\\\").replace('"', "\\\"")),
+        false => format!("{name}:{}", quoted(value)),
     }
+}
+
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
 /// The search for the messages of an error group. The text of a group has `#` in place of numbers and ids.
@@ -192,6 +213,23 @@ mod tests {
         assert_eq!(parsed("order:42 type:T").word.as_deref(), Some("order:42"));
         assert_eq!(parsed(r#""no route""#).word.as_deref(), Some("no route"));
         assert_eq!(parsed("correlation:req-7").correlation_id.as_deref(), Some("req-7"));
+    }
+
+    #[test]
+    fn the_criteria_of_a_search_make_the_same_search() {
+        let text = r#"type:T error:"no route \"x\"" key:a:b "two words""#;
+        let criteria = criteria(text);
+        assert_eq!(
+            criteria,
+            ["type:T", r#"error:"no route \"x\"""#, "key:a:b", r#""two words""#]
+        );
+        assert_eq!(parsed(&criteria.join(" ")), parsed(text));
+    }
+
+    #[test]
+    fn an_unknown_name_is_found() {
+        assert_eq!(unknown_name("type:T desination:audit").as_deref(), Some("desination"));
+        assert_eq!(unknown_name("type:T HTTP:422 placed"), None);
     }
 
     #[test]

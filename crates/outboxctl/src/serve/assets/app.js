@@ -151,8 +151,17 @@
     if (event.target.id === "select-all") {
       for (const box of list.querySelectorAll("tbody input[type=checkbox]")) box.checked = event.target.checked;
     }
+    const number = list.querySelectorAll("tbody input:checked").length;
+    const status = list.querySelector("#selected [role=status]");
+    if (status && number) status.textContent = `${number} selected`;
     refresh();
   });
+
+  // The distances of times from now have changed.
+  setInterval(() => {
+    shown = null;
+    refresh();
+  }, 60_000);
 
   document.addEventListener("visibilitychange", () => {
     connect();
