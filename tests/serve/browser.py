@@ -218,6 +218,34 @@ def dead_letters_of_one_cause_are_one_line(browser):
     page.context.close()
 
 
+def a_message_shows_what_helps_and_its_payload_before_its_transport(browser):
+    page = new_page(browser)
+    page.context.grant_permissions(["clipboard-read"])
+    dead = sql("select seq from outbox_dead where destination = 'default' order by seq limit 1")
+    sql(f"""insert into outbox_attempts_log select l.seq, l.destination, l.at + n * interval '1 ms', n, l.outcome, l.error, l.worker_id
+            from generate_series(2, 7) n, (select * from outbox_attempts_log where seq = {dead}) l""")
+    open_page(page, f"/message/{dead}")
+    parts = [page.locator(".obstacle"), page.get_by_role("button", name="Retry now")]
+    parts += [page.locator("h2", has_text=title) for title in ["Event", "Attempts", "State", "What is sent"]]
+    places = [part.bounding_box()["y"] for part in parts]
+    assert places == sorted(places), places
+    attempts = page.get_by_role("region", name="Attempts").locator("tbody tr")
+    expect(attempts).to_have_count(1)
+    expect(attempts.locator("td").first).to_have_text("1–7")
+    expect(page.get_by_text("order.lost", exact=True)).to_be_hidden()
+    page.locator("summary", has_text="What is sent").click()
+    expect(page.get_by_text("order.lost", exact=True)).to_be_visible()
+    page.locator(".obstacle .copy").first.click()
+    expect(page.locator(".obstacle .copy").first).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == f"outboxctl retry {dead}"
+    time = page.locator("time").first
+    expect(time).to_have_attribute("title", re.compile("UTC$"))
+    page.get_by_role("button", name="Times in UTC").click()
+    expect(time).not_to_have_attribute("title", re.compile("UTC$"))
+    no_faults(page, "message")
+    page.context.close()
+
+
 def keys_navigate(browser):
     page = new_page(browser)
     open_page(page, "/")
@@ -305,6 +333,7 @@ def two_clicks_find_and_resume_a_paused_destination(browser):
     waits = sql("select seq from outbox where destination = 'audit' limit 1")
     open_page(page, f"/message/{waits}?destination=audit")
     expect(page.locator(".obstacle")).to_contain_text("Destination audit is paused")
+    expect(page.get_by_role("link", name="Resume audit…")).to_have_class("button primary")
     open_page(page, "/")
     banner = page.locator(".alerts li", has_text="Destination audit is paused")
     assert page.locator(".alerts li").count() >= 2, "blocked keys have a line, too"
@@ -533,6 +562,7 @@ with sync_playwright() as playwright:
         pages_follow_each_other,
         a_search_is_made_of_chips_and_an_unknown_name_is_said,
         dead_letters_of_one_cause_are_one_line,
+        a_message_shows_what_helps_and_its_payload_before_its_transport,
         keys_navigate,
         a_message_shows_without_a_reload,
         selected_messages_are_changed_and_no_others,

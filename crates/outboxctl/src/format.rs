@@ -91,11 +91,6 @@ pub fn stamp(time: &str) -> String {
     format!("{day} {seconds}{}", zone.strip_suffix(":00").unwrap_or(zone))
 }
 
-/// A time in UTC from the server's JSON, without the `T`, the fraction and the zone: `2026-11-21 05:12:18`.
-pub fn utc(time: &str) -> String {
-    time.get(..19).unwrap_or(time).replace('T', " ")
-}
-
 /// A text with its first letter as a capital.
 pub fn capitalised(text: &str) -> String {
     let first = text.chars().next().map_or(0, char::len_utf8);

@@ -174,7 +174,7 @@ impl<'a> MonitorAction<'a> {
                     button.primary { (what) }
                 } }
             }
-            @if let Some(sql) = sql { (as_sql(&sql)) }
+            @if let Some(sql) = sql { (as_sql([&*sql])) }
         };
         Ok(context.layout(page, &title, &body).into_response())
     }

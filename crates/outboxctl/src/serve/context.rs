@@ -181,12 +181,20 @@ impl PageContext {
                     }
                     footer {
                         span { "outboxctl " (env!("CARGO_PKG_VERSION")) }
-                        button.quiet #help-button type="button" { "Keys: ?" }
+                        span {
+                            button.quiet.scripted #zone type="button" { "Times in UTC" }
+                            button.quiet.scripted #help-button type="button" { "Keys: ?" }
+                        }
                     }
                     (help())
                 }
             }
         }
+    }
+
+    /// The time of the view by the clock of the database, in seconds since 1970.
+    pub fn now_s(&self) -> f64 {
+        self.view.snapshot.as_ref().map_or(0.0, |snapshot| snapshot.now.epoch_s)
     }
 
     /// The token of a form with an action.

@@ -205,7 +205,7 @@ impl MessageList {
                             span.note { (causes.about()) " · " a href={ (self.tab.path()) "&view=each" } { "one by one" } }
                             (self.bulk())
                         }
-                        (causes.table(self.tab, self.verbs(), self.now_s()))
+                        (causes.table(self.tab, self.verbs(), self.context.now_s()))
                     }
                     Err(text) => { (problem("The search failed", text)) }
                 }
@@ -216,10 +216,6 @@ impl MessageList {
             "Messages",
             &html! { h1.unseen { "Messages" } (body) },
         )
-    }
-
-    fn now_s(&self) -> f64 {
-        self.snapshot().map_or(0.0, |snapshot| snapshot.now.epoch_s)
     }
 
     /// The criteria of a search as fields; the server makes a search of them.
@@ -286,7 +282,7 @@ impl MessageList {
                 }
             }
             @if page.next.is_some() || !self.trail.is_empty() { p.line { (self.range(page)) } }
-            (as_sql(&page.sql))
+            (as_sql([&*page.sql]))
         }
     }
 
@@ -334,7 +330,7 @@ impl MessageList {
     }
 
     fn table(&self, rows: &[MessageRow]) -> Markup {
-        let now_s = self.now_s();
+        let now_s = self.context.now_s();
         let (verbs, why) = (
             self.verbs(),
             if self.tab.shows_reasons() {

@@ -3,11 +3,11 @@
 
 use super::act::act_path;
 use super::context::{Fields, PageContext};
-use super::format::{count, message_path};
-use super::page::{MonitorPage, as_sql, state_badge};
+use super::format::{count, distance, encode, message_path};
+use super::page::{MonitorPage, as_sql, copyable, copyable_block, remedy, state_badge};
 use super::session::{MonitorSession, busy};
 use crate::failure::{Code, Failure};
-use crate::format::{capitalised, utc};
+use crate::format::capitalised;
 use crate::messages::bulk::Verb;
 use crate::messages::sql::quoted;
 use crate::queries::Fetch;
@@ -180,81 +180,101 @@ async fn shown(context: &PageContext, session: &MonitorSession, seq: i64, to: Op
         None => Err("The event cannot be read here.".to_owned()),
         Some(event) => publication_of(first, event),
     };
-    let (title, may_act) = (format!("Message {seq}"), context.viewer.may_act);
+    let (title, may_act, now_s) = (format!("Message {seq}"), context.viewer.may_act, context.now_s());
     let verbs = row
         .status
         .known()
         .filter(|_| may_act)
         .map_or(&[][..], MessageStatus::verbs);
+    let is_told = |error: &String| reasons.iter().any(|reason| reason.why.contains(error.as_str()));
     let shown = html! {
-        h1 { (title) " " (state_badge(&row.status)) }
+        h1 { (title) " to " (row.destination) " " (state_badge(&row.status)) }
         @for reason in &reasons {
-            p.obstacle.plain[reason.remedy.is_none()].warn[reason.remedy.is_some()] {
-                (reason.why) @if let Some(remedy) = &reason.remedy { br; span.remedy { "Fix: " code { (remedy) } } }
+            div.obstacle.plain[reason.remedy.is_none()].warn[reason.remedy.is_some()] {
+                p { (reason.why) }
+                @if let Some(text) = &reason.remedy { (remedy(text)) }
             }
-            @if let Some(seq) = reason.behind {
-                div.actions {
+            div.actions {
+                @if let Some(seq) = reason.behind {
+                    @if may_act { (retry(context, seq, &row.destination, &format!("Retry {seq} now"))) }
                     a.button href=(message_path(seq, &row.destination)) { "See message " (seq) }
-                    @if may_act {
-                        (retry(context, seq, &row.destination, &format!("Retry {seq} now")))
-                        a.button href=(act_path(Verb::Discard, seq, &row.destination)) { "Discard " (seq) "…" }
-                    }
+                    @if may_act { a.button.danger href=(act_path(Verb::Discard, seq, &row.destination)) { "Discard " (seq) "…" } }
+                }
+                @if may_act && reason.reason == "paused" && reason.remedy.is_some() {
+                    a.button.primary href={ "/act/resume?destination=" (encode(&row.destination)) } { "Resume " (row.destination) "…" }
                 }
             }
         }
         @if !verbs.is_empty() {
             div.actions { @for verb in verbs {
                 @if *verb == Verb::Retry { (retry(context, row.seq, &row.destination, "Retry now")) }
-                @else { a.button href=(act_path(*verb, row.seq, &row.destination)) { (capitalised(verb.name())) "…" } }
+                @else { a.button.danger[*verb == Verb::Discard] href=(act_path(*verb, row.seq, &row.destination)) { (capitalised(verb.name())) "…" } }
             } }
         }
-        section.panel {
-            h2 { "State" }
-            dl.facts {
-                div { dt { "Destination" } dd { a href="/destinations" { (row.destination) } } }
-                div { dt { "Key" } dd { (row.key.as_deref().unwrap_or("none: not ordered")) } }
-                div { dt { "Partition" } dd { a href="/partitions" { (row.partition_key) } } }
-                div { dt { "Attempts charged" } dd { (row.attempts) } }
-                div { dt { "Enqueued" } dd { (utc(&row.enqueued_at)) " UTC" } }
-                @if let Some((what, at)) = row.time() { div { dt { (what) } dd { (utc(at)) " UTC" } } }
-                @if let Some(at) = &row.expires_at { div { dt { "Expires" } dd { (utc(at)) " UTC" } } }
-                @if row.replayed { div { dt { "Replayed" } dd { "yes" } } }
-                @if let Some(error) = &row.last_error { div.wide { dt { "Last error" } dd.error { (error) } } }
-            }
-            @if !others.is_empty() {
-                p.note { "Also: " @for (index, LocatedMessage { row: other, .. }) in others.iter().enumerate() {
-                    @if index > 0 { ", " }
-                    a href=(message_path(other.seq, &other.destination)) { (other.status) " to " (other.destination) }
-                    @if let Some((_, at)) = other.time() { " at " (utc(at)) }
-                } }
-            }
-        }
-        (sent(first, publication))
         section.panel {
             h2 { "Event" }
             @match &event {
                 None if !session.reads_events => { p.empty { "The login of this monitor may not read events: GRANT outbox_admin to it." } }
                 None => { p.empty { "outbox_events does not have it: it was removed, or events are in another table." } }
-                Some(event) => { (event_content(seq, event)) }
+                Some(event) => { (event_content(seq, event, now_s)) }
             }
         }
         section.panel {
             h2 { "Attempts" }
             @if attempts.is_empty() { p.empty { "No attempt is recorded." } }
             @else { div.scroll tabindex="0" role="region" aria-label="Attempts" { table.stack {
-                thead { tr { th.n { "Attempt" } th { "At (UTC)" } th { "Outcome" } th { "Error" } th { "Worker" } } }
-                tbody { @for attempt in &attempts { tr {
-                    td.n data-label="Attempt" { (attempt.attempt) } td.time data-label="At" { (utc(&attempt.at)) }
-                    td data-label="Outcome" { (attempt.outcome) }
-                    td.error data-label="Error" { (attempt.error.as_deref().unwrap_or("–")) }
-                    td data-label="Worker" { (attempt.worker_id.as_deref().unwrap_or("–")) }
-                } } }
+                thead { tr { th.n { "Attempt" } th { "At" } th { "Outcome" } th { "Error" } th { "Worker" } } }
+                tbody { @for same in attempts.chunk_by(|a, b| (&a.outcome, &a.error) == (&b.outcome, &b.error)) { (folded(same, now_s)) } }
             } } }
         }
-        (as_sql(&sql(row)))
+        section.panel {
+            h2 { "State" }
+            dl.facts {
+                div { dt { "Destination" } dd { a href="/destinations" { (row.destination) } } }
+                div { dt { "Key" } dd { @match &row.key { Some(key) => { (copyable(key)) } None => { "none: not ordered" } } } }
+                div { dt { "Partition" } dd { a href="/partitions" { (row.partition_key) } } }
+                div { dt { "Attempts charged" } dd { (row.attempts) } }
+                div { dt { "Enqueued" } dd { (distance(&row.enqueued_at, now_s)) } }
+                @if let Some((what, at)) = row.time() { div { dt { (what) } dd { (distance(at, now_s)) } } }
+                @if let Some(at) = &row.expires_at { div { dt { "Expires" } dd { (distance(at, now_s)) } } }
+                @if row.replayed { div { dt { "Replayed" } dd { "yes" } } }
+                @if let Some(error) = row.last_error.as_ref().filter(|error| !is_told(error)) { div.wide { dt { "Last error" } dd.error { (error) } } }
+            }
+            @if !others.is_empty() {
+                p.note { "Also: " @for (index, LocatedMessage { row: other, .. }) in others.iter().enumerate() {
+                    @if index > 0 { ", " }
+                    a href=(message_path(other.seq, &other.destination)) { (other.status) " to " (other.destination) }
+                    @if let Some((_, at)) = other.time() { " " (distance(at, now_s)) }
+                } }
+            }
+        }
+        (sent(first, publication))
+        (as_sql(sql(row).lines()))
     };
     let body = html! { div #message data-refresh { (shown) } };
     Ok(context.frame(MonitorPage::Messages, &title, &body))
+}
+
+/// A line for attempts with the same result that follow each other, the latest first.
+fn folded(attempts: &[Attempt], now_s: f64) -> Markup {
+    let (Some(latest), Some(earliest)) = (attempts.first(), attempts.last()) else {
+        return html! {};
+    };
+    let mut workers: Vec<&str> = attempts
+        .iter()
+        .filter_map(|attempt| attempt.worker_id.as_deref())
+        .collect();
+    workers.sort_unstable();
+    workers.dedup();
+    html! {
+        tr {
+            td.n data-label="Attempt" { @if attempts.len() > 1 { (earliest.attempt) "–" } (latest.attempt) }
+            td.time data-label="At" { @if attempts.len() > 1 { (distance(&earliest.at, now_s)) " to " } (distance(&latest.at, now_s)) }
+            td data-label="Outcome" { (latest.outcome) }
+            td.error data-label="Error" { (latest.error.as_deref().unwrap_or("–")) @if attempts.len() > 1 { " " span.note { "(same error)" } } }
+            td data-label="Worker" { @if workers.is_empty() { "–" } (workers.join(", ")) }
+        }
+    }
 }
 
 /// A button that retries a message without a question.
@@ -278,56 +298,58 @@ fn sent(located: &LocatedMessage, publication: Result<(Target, Publication), Str
         .map(|(_, function)| function);
     html! {
         section.panel {
-            h2 { "What is sent" }
-            @match publication {
-                Err(why) => { p.empty { (why) } }
-                Ok((target, publication)) => {
-                    @let sent = &publication.properties;
-                    dl.facts {
-                        @match &target.transport {
-                            Protocol::Http(http) => { div.wide { dt { "Posted to" } dd.address { (http.url) } } }
-                            Protocol::Amqp(amqp) => {
-                                div.wide { dt { "Broker" } dd.address { (amqp.url) } }
-                                div { dt { "Exchange" } dd { @if publication.exchange.is_empty() { "(the default one)" } @else { (&*publication.exchange) } } }
-                                div { dt { "Routing key" } dd { (&*publication.routing_key) } }
+            details.plain {
+                summary { h2 { "What is sent" } }
+                @match publication {
+                    Err(why) => { p.empty { (why) } }
+                    Ok((target, publication)) => {
+                        @let sent = &publication.properties;
+                        dl.facts {
+                            @match &target.transport {
+                                Protocol::Http(http) => { div.wide { dt { "Posted to" } dd.address { (copyable(&http.url)) } } }
+                                Protocol::Amqp(amqp) => {
+                                    div.wide { dt { "Broker" } dd.address { (copyable(&amqp.url)) } }
+                                    div { dt { "Exchange" } dd { @if publication.exchange.is_empty() { "(the default one)" } @else { (&*publication.exchange) } } }
+                                    div { dt { "Routing key" } dd { (copyable(&publication.routing_key)) } }
+                                }
+                            }
+                            @match body_by {
+                                Some(function) => { div { dt { "Body" } dd { "made by the function " (function) } } }
+                                None => {
+                                    div { dt { "Content type" } dd { (&*sent.content_type) } }
+                                    div { dt { "Body" } dd { (count(publication.body.len() as i64)) " bytes" } }
+                                }
                             }
                         }
-                        div { dt { "Message id" } dd { (sent.message_id) } }
-                        @match body_by {
-                            Some(function) => { div { dt { "Body" } dd { "made by the function " (function) } } }
-                            None => {
-                                div { dt { "Content type" } dd { (&*sent.content_type) } }
-                                div { dt { "Body" } dd { (count(publication.body.len() as i64)) " bytes" } }
-                            }
-                        }
+                        h3 { "Headers" }
+                        dl.pairs { @for (name, value) in &sent.headers { div { dt { (&**name) } dd { (value.to_string()) } } } }
+                        @if body_by.is_none() { h3 { "Body as sent" } (copyable_block(&String::from_utf8_lossy(&publication.body))) }
                     }
-                    h3 { "Headers" }
-                    dl.pairs { @for (name, value) in &sent.headers { div { dt { (&**name) } dd { (value.to_string()) } } } }
-                    @if body_by.is_none() { details { summary { "Body as sent" } pre tabindex="0" { (String::from_utf8_lossy(&publication.body)) } } }
                 }
             }
         }
     }
 }
 
-fn event_content(seq: i64, event: &StoredEvent) -> Markup {
+fn event_content(seq: i64, event: &StoredEvent, now_s: f64) -> Markup {
     let columns = || COLUMNS.iter().zip(event.event.texts());
     let name = |name: &str| capitalised(&name.replace('_', " "));
     let facts = columns().filter(|(column, _)| column.kind != ColumnKind::Json);
     let others = columns().filter(|(column, _)| column.kind == ColumnKind::Json && column.name != "payload");
     html! {
-        dl.facts {
-            @for (column, value) in facts { @if let Some(value) = value { div { dt { (name(column.name)) } dd { (value) } } } }
-            div { dt { "Created" } dd { (event.event.created_at) } }
-        }
-        h3 { "Payload" }
-        pre.payload tabindex="0" { (event.event.payload) }
+        (copyable_block(&event.event.payload))
         p.note {
-            (count(event.payload_bytes)) " bytes"
+            "The payload, " (count(event.payload_bytes)) " bytes"
             @if event.payload_bytes > SHOWN_MAX_BYTES { ", of which " (count(SHOWN_MAX_BYTES)) " are shown" }
             " · " a href={ "/message/" (seq) "/payload" } { "download" }
         }
-        @for (column, text) in others { @if let Some(text) = text { h3 { (name(column.name)) } pre tabindex="0" { (text) } } }
+        dl.facts {
+            @for (column, value) in facts { @if let Some(value) = value { div { dt { (name(column.name)) } dd {
+                @if column.name == "id" { (copyable(&value)) } @else { (value) }
+            } } } }
+            div { dt { "Created" } dd { (distance(&event.event.created_at, now_s)) } }
+        }
+        @for (column, text) in others { @if let Some(text) = text { h3 { (name(column.name)) } (copyable_block(&text)) } }
     }
 }
 

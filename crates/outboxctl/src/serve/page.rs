@@ -78,8 +78,37 @@ pub fn problem(title: &str, text: &str) -> Markup {
     html! { div.banner.bad role="alert" { strong { (title) } p { (text) } } }
 }
 
-pub fn as_sql(sql: &str) -> Markup {
-    html! { details { summary { "As SQL" } pre tabindex="0" { (sql) } } }
+/// Statements for psql.
+pub fn as_sql<'a>(statements: impl IntoIterator<Item = &'a str>) -> Markup {
+    html! { details { summary { "As SQL" } @for sql in statements { (copyable_block(sql)) } } }
+}
+
+/// A text of one line, with a button of the script that copies it.
+pub fn copyable(text: &str) -> Markup {
+    html! { span.copyable { span { (text) } (copy_button()) } }
+}
+
+/// A command, a statement or a payload, with the same button.
+pub fn copyable_block(text: &str) -> Markup {
+    html! { div.copyable { pre tabindex="0" { (text) } (copy_button()) } }
+}
+
+fn copy_button() -> Markup {
+    html! { button.copy type="button" { "Copy" } }
+}
+
+/// What removes a cause: commands, one a line, or a sentence.
+pub fn remedy(text: &str) -> Markup {
+    const PROGRAMS: [&str; 7] = ["outboxctl", "select", "alter", "create", "drop", "commit", "rollback"];
+    let is_command = |part: &&str| {
+        let first = part.split(' ').next().unwrap_or_default().to_lowercase();
+        PROGRAMS.contains(&&*first)
+    };
+    let parts: Vec<&str> = text.split(", or ").collect();
+    html! {
+        @if parts.iter().all(|part| is_command(&part)) { @for part in parts { (copyable_block(part)) } }
+        @else { p.remedy { "Fix: " (text) } }
+    }
 }
 
 /// A bar that is `part` of `whole` long. An SVG, because the policy of the page allows no inline style.
@@ -100,4 +129,17 @@ pub fn badge(word: &str, tone: Tone) -> Markup {
 
 pub fn state_badge(state: &Parsed<impl Toned>) -> Markup {
     badge(state.as_str(), state.tone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_command_of_a_remedy_has_a_line_and_a_sentence_has_none() {
+        let lines = |text: &str| remedy(text).into_string().matches("<pre").count();
+        assert_eq!(lines("outboxctl retry 7, or outboxctl discard 7"), 2);
+        assert_eq!(lines("ALTER SYSTEM SET outbox.workers = 2"), 1);
+        assert_eq!(lines("start them, or take their names out of the setting"), 0);
+    }
 }

@@ -9,6 +9,8 @@
   // A proxy may show the monitor under a path, from which the script comes.
   const root = new URL(".", document.currentScript.src).pathname;
 
+  document.documentElement.classList.add("has-script");
+
   // ---- patching ----------------------------------------------------------------------------------------------------
 
   // Makes `now` equal to `then`, changing only what differs.
@@ -48,6 +50,7 @@
     const of = chosen?.dataset.of;
     const hasFocus = chosen?.contains(document.activeElement);
     patchChildren(part, then);
+    showZone(part);
     if (!chosen || chosen.dataset.of === of) return;
     chosen.removeAttribute("data-chosen");
     const now = part.querySelector(`[data-of="${CSS.escape(of)}"]`);
@@ -189,6 +192,35 @@
     const at = slots.findIndex((slot) => slot.hasAttribute("data-chosen"));
     read(slots[at < 0 ? slots.length - 1 : Math.min(Math.max(at + step, 0), slots.length - 1)]);
     event.preventDefault();
+  });
+
+  // ---- times and copies --------------------------------------------------------------------------------------------
+
+  // The tooltips of times are in UTC, or in the zone of the browser: the viewer's choice stays.
+  const zone = document.getElementById("zone");
+
+  function showZone(part) {
+    const isLocal = localStorage.getItem("zone") === "local";
+    if (zone) zone.textContent = isLocal ? "Times in local time" : "Times in UTC";
+    for (const time of part.querySelectorAll("time")) {
+      const at = new Date(time.dateTime);
+      time.title = isLocal ? at.toLocaleString() : `${at.toISOString().slice(0, 19).replace("T", " ")} UTC`;
+    }
+  }
+
+  zone?.addEventListener("click", () => {
+    localStorage.setItem("zone", localStorage.getItem("zone") === "local" ? "utc" : "local");
+    showZone(document);
+  });
+  showZone(document);
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest?.(".copy");
+    if (!button) return;
+    getSelection().selectAllChildren(button.previousElementSibling);
+    // The clipboard of navigator needs TLS, or a loopback address.
+    button.textContent = document.execCommand("copy") ? "Copied" : "Selected";
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
   });
 
   // ---- keys --------------------------------------------------------------------------------------------------------
