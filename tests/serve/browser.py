@@ -202,6 +202,16 @@ def dead_letters_of_one_cause_are_one_line(browser):
     assert page.locator("#list table").bounding_box()["y"] < 800 / 3, "the list begins low on the page"
     lines.get_by_role("link", name="Retry group…").click()
     expect(page.locator("h1")).to_have_text("Retry 12 dead letters")
+    cause, examples = page.locator("ul.sample").first, page.locator("ul.sample").last
+    expect(cause).to_contain_text("12 × unroutable")
+    expect(cause).to_contain_text("to default")
+    expect(examples.locator("li")).to_have_count(5)
+    expect(examples).to_contain_text("OrderLost order:7")
+    red = lambda button: button.evaluate("(button) => { const [r, g] = getComputedStyle(button).backgroundColor.match(/\\d+/g); return r > 2 * g; }")
+    assert not red(page.get_by_role("button", name="Retry"))
+    page.go_back()
+    lines.get_by_role("link", name="Discard group…").click()
+    assert red(page.get_by_role("button", name="Discard"))
     page.go_back()
     lines.get_by_role("link", name="unroutable").click()
     expect(lines).to_have_count(12)
@@ -495,6 +505,10 @@ def a_message_that_failed_and_waits_for_its_next_attempt(browser):
 
 def a_paused_destination(browser):
     page = overview(browser)
+    errors = page.locator("#errors")
+    expect(errors.locator("summary")).to_have_text("2 resolved")
+    expect(errors.locator("> .errors")).to_contain_text("lost")
+    expect(errors.locator("> .errors")).not_to_contain_text("no.queue")
     banner = page.locator(".alerts li", has_text="Destination default is paused")
     expect(banner).to_contain_text("the broker moves")
     click(page, banner.get_by_role("link", name="Resume…"))

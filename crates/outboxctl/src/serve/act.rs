@@ -2,16 +2,19 @@
 //! separate session, as outbox_admin, so that the database refuses what the login may not do. Many messages need a count
 //! and a typed confirmation.
 
+use super::causes::Causes;
 use super::context::{Fields, PageContext};
 use super::format::{count, encode, message_path};
 use super::page::{MonitorPage, as_sql, problem};
 use super::search;
 use super::session::{MonitorSession, SessionPurpose};
+use super::snapshot::MonitorSnapshot;
 use crate::failure::{Code, Failure};
 use crate::format::capitalised;
-use crate::messages::Filter;
 use crate::messages::bulk::{Arguments, BulkCriteria, Choice, Verb};
+use crate::messages::page::MessageRow;
 use crate::messages::sql::Sql;
+use crate::messages::{Filter, tab};
 use crate::operation::{OperatorAction, run};
 use crate::queries::state::MessageStatus;
 use axum::extract::{Form, Path};
@@ -22,6 +25,8 @@ use outbox_core::words::Word;
 
 /// The most messages that one action changes.
 const BULK_MAX: i64 = 10_000;
+/// The messages that a confirmation shows.
+const EXAMPLES: usize = 5;
 /// The most messages that can be selected; a page has 50.
 const SELECTED_MAX: usize = 200;
 
@@ -122,10 +127,24 @@ impl<'a> MonitorAction<'a> {
                     Verb::Replay => ("messages that have ended", MessageStatus::Published),
                     _ => ("dead letters", MessageStatus::Dead),
                 };
+                let sample = if n > 0 {
+                    sample(context, back, search).await?
+                } else {
+                    Vec::new()
+                };
                 let about = html! {
                     p { @if search.is_empty() { "All of them." } @else { "Those that match the search " code { (search) } "." } }
                     @if n >= BULK_MAX { p.note { "No more than " (count(BULK_MAX)) " at a time, the lowest seqs first. Do it again for the rest." } }
                     @if n == 0 { p.empty { "No message matches." } }
+                    @if !sample.is_empty() {
+                        h3 { @if n > sample.len() as i64 { "The latest " (sample.len()) " by cause" } @else { "By cause" } }
+                        (Causes::of_page(&sample).list())
+                        h3 { "For example" }
+                        ul.sample { @for row in sample.iter().take(EXAMPLES) {
+                            @let (seq, to) = (row.number("seq"), row.text("destination").unwrap_or_default());
+                            li { a href=(message_path(seq, to)) { (seq) } " " (row.text("type").unwrap_or_default()) " " (row.text("key").unwrap_or_default()) }
+                        } }
+                    }
                     p { a href={ (back.path()) "&q=" (encode(search)) } { "Back to the messages" } }
                 };
                 (MonitorPage::Messages, format!("{what} {} {of}", count(n)), about)
@@ -171,7 +190,7 @@ impl<'a> MonitorAction<'a> {
                         label for="typed" { "Type " code { (typed) } " to confirm" }
                         input #typed name="typed" autocomplete="off" required pattern=(typed) title=(typed);
                     }
-                    button.primary { (what) }
+                    button.primary.danger[verb == Verb::Discard] { (what) }
                 } }
             }
             @if let Some(sql) = sql { (as_sql([&*sql])) }
@@ -252,6 +271,16 @@ async fn counted(context: &PageContext, verb: Verb, search: &str) -> Result<(i64
     let n = context.app.pool.run(purpose(context), counting).await?;
     let shown = chosen(verb, &filter, n.max(1))?.call(verb, Some("why"), false, Arguments::Given);
     Ok((n, shown.to_show()))
+}
+
+/// The latest of the messages that the search finds; at most a page.
+async fn sample(context: &PageContext, tab: MessageStatus, search: &str) -> Result<Vec<MessageRow>, Failure> {
+    let (filter, lanes) = (
+        parsed(search)?,
+        context.view.snapshot.as_ref().map_or(1, MonitorSnapshot::lanes),
+    );
+    let read = async |session: &MonitorSession| tab::page(session, lanes, tab, false, &filter, &[]).await;
+    Ok(context.app.pool.read(read).await?.rows)
 }
 
 /// The viewer appears in the audit.

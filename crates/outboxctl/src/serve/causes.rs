@@ -1,5 +1,5 @@
-//! The messages of the tabs Retrying and Dead by the cause of their failure, in place of a page of equal lines. It reads a
-//! bounded number of messages, and no more if there are millions.
+//! Failed messages by the cause of their failure: in the tabs Retrying and Dead in place of a page of equal lines, in the
+//! confirmation of an action, and for the recent errors. It reads a bounded number of messages, also if there are millions.
 
 use super::format::{capped, distance, encode, message_path};
 use super::search;
@@ -7,6 +7,7 @@ use super::session::MonitorSession;
 use crate::failure::Failure;
 use crate::format::{capitalised, counted};
 use crate::messages::bulk::Verb;
+use crate::messages::page::MessageRow;
 use crate::queries::Fetch;
 use crate::queries::state::MessageStatus;
 use maud::{Markup, html};
@@ -31,11 +32,11 @@ struct EqualErrors {
 
 /// Those with the highest seqs.
 const DEAD: &str = "
-    select destination, left(reason, 500) as error, count(*) as n, max(seq) as last_seq, max(died_at) as last_at
+    select destination, left(reason, 2000) as error, count(*) as n, max(seq) as last_seq, max(died_at) as last_at
     from (select * from @extschema@.outbox_dead order by seq desc limit $1) d group by 1, 2";
 /// Those that are due first.
 const RETRYING: &str = "
-    select destination, left(coalesce(last_error, 'no error is recorded'), 500) as error, count(*) as n, max(seq) as last_seq, min(due_at) as last_at
+    select destination, left(coalesce(last_error, 'no error is recorded'), 2000) as error, count(*) as n, max(seq) as last_seq, min(due_at) as last_at
     from (select * from @extschema@.outbox_waiting where due_at is not null order by due_at limit $1) w
     where state = 'b' group by 1, 2";
 
@@ -43,15 +44,48 @@ const RETRYING: &str = "
 pub struct Causes(Vec<EqualErrors>);
 
 impl Causes {
-    /// None: the tab has no causes, or too few messages of one cause.
-    pub async fn read(session: &MonitorSession, tab: MessageStatus) -> Result<Option<Self>, Failure> {
+    /// Of a tab; only Retrying and Dead have causes.
+    pub async fn read(session: &MonitorSession, tab: MessageStatus) -> Result<Self, Failure> {
         let sql = match tab {
             MessageStatus::Dead => DEAD,
             MessageStatus::Retrying => RETRYING,
-            _ => return Ok(None),
+            _ => return Ok(Self(Vec::new())),
         };
-        let causes = Self::of(session.fetch(sql, &[&READ_MAX]).await?);
-        Ok(Some(causes).filter(|causes| causes.0.first().is_some_and(|first| first.n >= WORTHWHILE)))
+        Ok(Self::of(session.fetch(sql, &[&READ_MAX]).await?))
+    }
+
+    /// Of the messages of a page. The type of an event stands for the cause of a message that has none.
+    pub fn of_page(rows: &[MessageRow]) -> Self {
+        let one = |row: &MessageRow| EqualErrors {
+            destination: row.text("destination").unwrap_or_default().to_owned(),
+            error: row
+                .text("last_error")
+                .or(row.text("type"))
+                .unwrap_or("no error")
+                .to_owned(),
+            n: 1,
+            last_seq: row.number("seq"),
+            last_at: row.text("ended_at").unwrap_or_default().to_owned(),
+        };
+        Self::of(rows.iter().map(one).collect())
+    }
+
+    /// Whether so many messages have one cause that single lines would hide the others.
+    pub fn are_worthwhile(&self) -> bool {
+        self.0.first().is_some_and(|first| first.n >= WORTHWHILE)
+    }
+
+    /// Messages of a group of `outbox_errors`. None: not known, because further messages were not read.
+    pub fn number(&self, destination: &str, error: &str) -> Option<i64> {
+        let found = self
+            .0
+            .iter()
+            .find(|cause| cause.destination == destination && cause.error == error);
+        found.map(|cause| cause.n).or((self.total() < READ_MAX).then_some(0))
+    }
+
+    fn total(&self) -> i64 {
+        self.0.iter().map(|cause| cause.n).sum()
     }
 
     /// Joins errors that differ in numbers and ids only.
@@ -75,12 +109,16 @@ impl Causes {
 
     /// How many messages of how many causes.
     pub fn about(&self) -> String {
-        let n: i64 = self.0.iter().map(|cause| cause.n).sum();
+        let n = self.total();
         let causes = counted(self.0.len() as i64, "cause", "causes");
         match n >= READ_MAX {
             true => format!("{causes} of {} messages", capped(n, READ_MAX)),
             false => format!("{causes} of {}", counted(n, "message", "messages")),
         }
+    }
+
+    pub fn list(&self) -> Markup {
+        html! { ul.sample { @for cause in &self.0 { li { b { (capped(cause.n, READ_MAX)) " ×" } " " (cause.error) " to " (cause.destination) } } } }
     }
 
     pub fn table(&self, tab: MessageStatus, verbs: &[Verb], now_s: f64) -> Markup {
@@ -134,5 +172,9 @@ mod tests {
         );
         assert!(causes.0[0].last_at.contains(":09") && causes.0[0].error == "order-# is lost");
         assert_eq!(causes.about(), "2 causes of 6 messages");
+        assert_eq!(causes.number("a", "order-# is lost"), Some(5));
+        assert_eq!(causes.number("a", "another"), Some(0));
+        let cut = Causes::of(vec![error("a", "lost", READ_MAX, 1)]);
+        assert_eq!(cut.number("a", "another"), None);
     }
 }

@@ -109,8 +109,11 @@ impl MessageList {
     async fn read(&mut self, session: &MonitorSession, filter: &Filter) -> Result<Found, Failure> {
         self.reads_events = session.reads_events;
         let is_plain = self.search.is_empty() && self.trail.is_empty() && !self.reversed && !self.is_each;
-        if is_plain && let Some(causes) = Causes::read(session, self.tab).await? {
-            return Ok(Found::Causes(causes));
+        if is_plain {
+            let causes = Causes::read(session, self.tab).await?;
+            if causes.are_worthwhile() {
+                return Ok(Found::Causes(causes));
+            }
         }
         let lanes = self.snapshot().map_or(1, MonitorSnapshot::lanes);
         let (_, after) = self.trail.last().cloned().unwrap_or_default();

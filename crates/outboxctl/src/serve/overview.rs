@@ -3,11 +3,12 @@
 use super::format::{capped, clock, count, duration, encode, known, message_path, ms, rate, time};
 use super::page::state_badge;
 use super::search;
-use super::snapshot::{BlockedKeyRow, DEAD_CAP, Lost, MonitorSnapshot};
+use super::snapshot::{BlockedKeyRow, DEAD_CAP, Lost, MonitorSnapshot, RecentError};
 use crate::format::capitalised;
 use crate::queries::model::{DestinationRow, Problem};
 use crate::queries::state::MessageStatus;
 use maud::{Markup, html};
+use outbox_core::words::Word;
 
 /// The most objects of a kind that a line names; further ones are only counted.
 const NAMED_MAX: usize = 3;
@@ -240,28 +241,36 @@ pub fn cards(snapshot: &MonitorSnapshot) -> Markup {
     }
 }
 
-/// Recent failures, in groups.
+/// Recent failures, in groups: those that still hold up messages, and the others.
 pub fn errors(snapshot: &MonitorSnapshot) -> Markup {
-    let errors = &snapshot.slow.errors;
+    let (resolved, open): (Vec<_>, Vec<_>) = snapshot.slow.errors.iter().partition(|error| error.is_resolved());
+    let lines = |errors: &[&RecentError]| html! { ul.errors { @for error in errors { (recent_error(error, snapshot.now.epoch_s)) } } };
     html! {
-        @if errors.is_empty() { p.empty { "None." } }
-        @else { ul.errors { @for group in errors {
-            li {
-                p.message { (group.message) }
-                p.note {
-                    b { (count(group.count)) " ×" } " " (group.kind) " · " (group.destination) " · last "
-                    (duration(snapshot.now.epoch_s - group.last_at)) " ago"
-                    @if group.count > 1 { ", first " (time(group.first_at)) }
-                    @if let Some(seq) = group.last_seq {
-                        " · " a href=(message_path(seq, &group.destination)) { "message " (seq) }
-                        @let search = encode(&search::of_group(&group.destination, &group.message));
-                        // A group does not record which of its messages are dead by now.
-                        " · all that are " a href={ (MessageStatus::Dead.path()) "&q=" (search) } { "dead" }
-                        " or " a href={ (MessageStatus::Retrying.path()) "&q=" (search) } { "retrying" }
-                    }
-                }
+        @if open.is_empty() { p.empty { "None." } } @else { (lines(&open)) }
+        @if !resolved.is_empty() { details { summary { (resolved.len()) " resolved" } (lines(&resolved)) } }
+    }
+}
+
+fn recent_error(error: &RecentError, now_s: f64) -> Markup {
+    let group = &error.group;
+    let search = encode(&search::of_group(&group.destination, &group.message));
+    let still = [
+        (error.dead, MessageStatus::Dead),
+        (error.retrying, MessageStatus::Retrying),
+    ];
+    html! {
+        li {
+            p.message { (group.message) }
+            p.note {
+                b { (count(group.count)) " ×" } " " (group.kind) " · " (group.destination) " · last "
+                (duration(now_s - group.last_at)) " ago"
+                @if group.count > 1 { ", first " (time(group.first_at)) }
+                @if let Some(seq) = group.last_seq { " · " a href=(message_path(seq, &group.destination)) { "message " (seq) } }
+                @for (number, status) in still { @if number != Some(0) {
+                    " · " a href={ (status.path()) "&q=" (search) } { @if let Some(number) = number { (count(number)) " " } (status.name()) }
+                } }
             }
-        } } }
+        }
     }
 }
 

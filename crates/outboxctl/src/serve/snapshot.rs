@@ -1,9 +1,11 @@
 //! What the poller reads: one snapshot of the outbox, whose cost does not depend on the number of messages. The pages
 //! and /metrics show nothing else, except the messages themselves.
 
+use super::causes::Causes;
 use super::session::MonitorSession;
 use crate::failure::{Code, Failure};
 use crate::queries::model::{Check, DestinationRow, ErrorGroup, Minute, Now, PartitionRow, Passes, Status, WorkerRow};
+use crate::queries::state::MessageStatus;
 use crate::queries::{Fetch, views};
 use serde::Deserialize;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -35,12 +37,31 @@ pub struct MonitorSnapshot {
 #[derive(Clone, Debug, Default)]
 pub struct SlowParts {
     reads: u32,
-    pub errors: Vec<ErrorGroup>,
+    pub errors: Vec<RecentError>,
     /// None: the count took too long.
     pub depths: Option<Depths>,
     pub history: Vec<Period>,
     pub latency: Vec<LatencyRow>,
     pub waiting: Option<WaitingCounts>,
+}
+
+/// Recent failures with one cause, and how many messages it still holds up. None = not known.
+#[derive(Clone, Debug)]
+pub struct RecentError {
+    pub group: ErrorGroup,
+    pub retrying: Option<i64>,
+    pub dead: Option<i64>,
+}
+
+/// An error that is about no message is resolved after this time.
+const RESOLVED_AFTER_S: f64 = 300.0;
+
+impl RecentError {
+    /// Whether none of its messages is still retrying or dead.
+    pub fn is_resolved(&self) -> bool {
+        let is_past = self.group.last_seq.is_some() || self.group.last_age_s > RESOLVED_AFTER_S;
+        self.retrying == Some(0) && self.dead == Some(0) && is_past
+    }
 }
 
 /// The session broke, or the database refuses to answer.
@@ -246,8 +267,15 @@ impl MonitorSnapshot {
 
 impl SlowParts {
     async fn read(&mut self, session: &MonitorSession) -> Result<(), Failure> {
-        self.errors = session.fetch(views::ERRORS, &[]).await?;
-        self.errors.truncate(ERRORS_MAX);
+        let retrying = Causes::read(session, MessageStatus::Retrying).await?;
+        let dead = Causes::read(session, MessageStatus::Dead).await?;
+        let groups: Vec<ErrorGroup> = session.fetch(views::ERRORS, &[]).await?;
+        let recent = groups.into_iter().take(ERRORS_MAX).map(|group| RecentError {
+            retrying: retrying.number(&group.destination, &group.message),
+            dead: dead.number(&group.destination, &group.message),
+            group,
+        });
+        self.errors = recent.collect();
         self.history = session.fetch(HISTORY, &[]).await?;
         self.latency = session.fetch(LATENCY, &[]).await?;
         self.waiting = session.fetch(COUNTS, &[&WAITING_CAP]).await?.into_iter().next();
