@@ -346,12 +346,17 @@ def two_clicks_find_and_resume_a_paused_destination(browser):
     expect(page.get_by_role("link", name="Resume audit…")).to_have_class("button primary")
     open_page(page, "/")
     banner = page.locator(".alerts li", has_text="Destination audit is paused")
-    assert page.locator(".alerts li").count() >= 2, "blocked keys have a line, too"
+    problems = page.locator(".alerts li").count()
+    assert problems >= 2, "blocked keys have a line, too"
+    database = sql("select current_database()")
+    expect(page).to_have_title(f"({problems}) {database} · Overview · Outbox Monitor")
     banner.get_by_role("link", name="Resume…").click()
     page.get_by_role("button", name="Resume").click()
     page.wait_for_url("**/destinations")
     assert sql("select count(*) from outbox_paused") == "0"
     expect(page.locator("#alerts")).not_to_contain_text("audit is paused")
+    expect(page).to_have_title(f"({problems - 1}) {database} · Destinations · Outbox Monitor")
+    expect(page.locator(".tile", has_text="default")).to_contain_text("unroutable")
     no_faults(page, "resume")
     page.context.close()
 
@@ -472,6 +477,22 @@ def assert_fixed(page, key, clicks=2):
     page.context.close()
 
 
+def four_destinations_are_lines_of_a_table(browser):
+    page = new_page(browser)
+    open_page(page, "/destinations")
+    lines = page.locator("#destinations tbody tr")
+    expect(lines).to_have_count(4)
+    expect(lines.locator("td:first-child b")).to_have_text(["default", "lost", "shelf", "slow"])
+    slow = lines.filter(has_text="slow")
+    expect(slow.locator("[data-label='Last error']")).to_contain_text("unroutable")
+    expect(slow.get_by_text("Failed attempts")).to_be_hidden()
+    slow.locator("summary").click()
+    expect(slow.get_by_text("Failed attempts")).to_be_visible()
+    expect(lines.filter(has_text="the broker moves").locator("[data-label=Pending]")).to_have_text("1")
+    no_faults(page, "destinations")
+    page.context.close()
+
+
 def a_dead_letter_that_blocks_its_key(browser):
     page = overview(browser)
     banner = page.locator(".alerts li", has_text="Key order:dead is blocked")
@@ -587,6 +608,7 @@ with sync_playwright() as playwright:
         each_row_has_buttons_of_its_own,
     ]
     obstacles = [
+        four_destinations_are_lines_of_a_table,
         a_dead_letter_that_blocks_its_key,
         a_message_that_failed_and_waits_for_its_next_attempt,
         a_paused_destination,

@@ -669,6 +669,23 @@ fn under_a_path_prefix_of_a_proxy_every_link_keeps_the_prefix() {
 }
 
 #[test]
+fn a_database_without_a_message_shows_how_to_publish_one() {
+    let cluster = quiet_cluster();
+    let monitor = Monitor::start(&cluster, &[]);
+    let page = monitor.page("/");
+    let start = page.split("Publish a message").nth(1).expect("how to publish");
+    let statement = start
+        .split("<pre tabindex=\"0\">")
+        .nth(1)
+        .and_then(|rest| rest.split('<').next());
+    cluster.exec(DB, &statement.expect("a statement").replace("&quot;", "\""));
+    wait_until("the page to show the message instead", LONG, || {
+        let page = monitor.page("/");
+        page.contains("Pending</a></dt><dd class=\"value\">1</dd>") && !page.contains("Publish a message")
+    });
+}
+
+#[test]
 fn differing_versions_are_reported() {
     let cluster = quiet_cluster();
     // A version that outboxctl works with: only the last number is another one.

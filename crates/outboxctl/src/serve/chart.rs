@@ -239,7 +239,7 @@ pub fn chart(snapshot: &MonitorSnapshot, backlog: &BacklogHistory, range: &'stat
             }
             div.plot.low {
                 (legend(html! { "Failed attempts " (range.unit) }, &data.failed, Series::sum))
-                @if retried.sum() + failed.sum() > 0 { (bars(&data.failed, range.slots)) }
+                (bars(&data.failed, range.slots))
             }
             @if !data.p95_ms.is_empty() { (line(&data)) }
             svg.slots viewBox=(format!("0 0 {width} 1")) preserveAspectRatio="none" aria-hidden="true" {
@@ -269,10 +269,10 @@ fn legend(title: Markup, series: &[Series], number: fn(&Series) -> i64) -> Marku
 /// Stacked bars. The scale is linear, so that a part has its share of the height.
 fn bars(series: &[Series], slots: usize) -> Markup {
     let total = |slot: usize| series.iter().map(|series| series.counts[slot]).sum::<i64>();
-    let top = nice((0..slots).map(total).max().unwrap_or_default() as f64);
-    let width = slots * SLOT;
+    let most = (0..slots).map(total).max().unwrap_or_default();
+    let (top, width) = (nice(most as f64), slots * SLOT);
     html! {
-        div.frame {
+        @if most > 0 { div.frame {
             span.scale { (count(top as i64)) }
             @if top % 2.0 == 0.0 { span.scale.middle { (count((top / 2.0) as i64)) } }
             span.scale.zero { "0" }
@@ -280,7 +280,7 @@ fn bars(series: &[Series], slots: usize) -> Markup {
                 @for y in [0.5, HEIGHT / 2.0, HEIGHT - 0.5] { line.grid x1="0" x2=(width) y1=(y) y2=(y) {} }
                 @for (class, path) in stacks(series, slots, top) { path class=(class) d=(path) {} }
             }
-        }
+        } }
     }
 }
 

@@ -150,11 +150,15 @@ impl PageContext {
     /// A page in the frame of all pages but the login.
     pub fn frame(&self, page: MonitorPage, title: &str, body: &Markup) -> Markup {
         let (live, viewer) = (&self.view.live, &self.viewer);
+        let problems = match live.problems {
+            0 => String::new(),
+            some => format!("({some}) "),
+        };
         let pages = MonitorPage::ALL.iter().filter(|page| **page != MonitorPage::Other);
         html! {
             (DOCTYPE)
             html lang="en" {
-                (head(title))
+                (head(&format!("{problems}{} · {title}", self.app.database)))
                 body class=[viewer.may_act.then_some("may-act")] data-page=(page.name()) data-change=(live.change) {
                     a.skip href="#main" { "Skip to the content" }
                     header.top {

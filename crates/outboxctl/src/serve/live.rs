@@ -36,14 +36,16 @@ pub fn live_parts(snapshot: Option<&MonitorSnapshot>, lost: Option<&Lost>, backl
         id,
         markup: markup.into_string(),
     };
+    let alerts = overview::alerts(snapshot, lost);
     let mut parts = vec![
         part(MonitorPage::ALL, "pulse", pulse(snapshot, lost)),
-        part(&[Overview], "alerts", overview::alerts(snapshot, lost, true)),
-        part(NOT_OVERVIEW, "alerts", overview::alerts(snapshot, lost, false)),
+        part(&[Overview], "alerts", overview::strip(&alerts, true)),
+        part(NOT_OVERVIEW, "alerts", overview::strip(&alerts, false)),
     ];
     if let Some(snapshot) = snapshot {
         parts.extend([
             part(&[Overview], "cards", overview::cards(snapshot)),
+            part(&[Overview], "start", overview::start(snapshot)),
             part(&[Overview], "errors", overview::errors(snapshot)),
             part(&[Overview], "destinations-brief", overview::destinations(snapshot)),
             part(&[Destinations], "destinations", fleet::destinations(snapshot)),
@@ -55,6 +57,7 @@ pub fn live_parts(snapshot: Option<&MonitorSnapshot>, lost: Option<&Lost>, backl
     }
     LiveParts {
         parts,
+        problems: alerts.len(),
         change: snapshot.map_or_else(String::new, MonitorSnapshot::change),
     }
 }
@@ -82,6 +85,7 @@ pub async fn overview_page(context: PageContext) -> Markup {
     let body = html! {
         (element("cards"))
         (element("alerts"))
+        (element("start"))
         section.panel aria-labelledby="chart-title" {
             h2 #chart-title { "Backlog and throughput" }
             @for (index, range) in RANGES.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! The overview: the numbers, the problems, recent errors, and the destinations in brief.
 
 use super::format::{capped, clock, count, duration, encode, known, message_path, ms, rate, time};
-use super::page::state_badge;
+use super::page::{copyable_block, state_badge};
 use super::search;
 use super::snapshot::{BlockedKeyRow, DEAD_CAP, Lost, MonitorSnapshot, RecentError};
 use crate::format::capitalised;
@@ -25,7 +25,7 @@ const WARNINGS: [&str; 7] = [
 ];
 
 /// A line of the strip of alerts: one root cause, its details and the remedy.
-struct Alert {
+pub struct Alert {
     is_bad: bool,
     title: String,
     body: Markup,
@@ -33,11 +33,16 @@ struct Alert {
     button: Option<(String, String)>,
 }
 
-/// The strip of alerts, the worst first, one line for each root cause. A viewer folds and unfolds it.
-pub fn alerts(snapshot: Option<&MonitorSnapshot>, lost: Option<&Lost>, is_open: bool) -> Markup {
+/// The alerts, the worst first, one for each root cause.
+pub fn alerts(snapshot: Option<&MonitorSnapshot>, lost: Option<&Lost>) -> Vec<Alert> {
     let mut alerts: Vec<Alert> = lost.map(of_loss).into_iter().collect();
     alerts.extend(snapshot.into_iter().flat_map(of_snapshot));
     alerts.sort_by_key(|alert| !alert.is_bad);
+    alerts
+}
+
+/// The strip of alerts. A viewer folds and unfolds it.
+pub fn strip(alerts: &[Alert], is_open: bool) -> Markup {
     let tone = |alert: &Alert| if alert.is_bad { "bad" } else { "warn" };
     let number = match alerts.len() {
         1 => "1 problem".to_owned(),
@@ -46,8 +51,8 @@ pub fn alerts(snapshot: Option<&MonitorSnapshot>, lost: Option<&Lost>, is_open: 
     html! {
         @if let Some(worst) = alerts.first() {
             details class={ "alerts " (tone(worst)) } open[is_open] {
-                summary { b { (number) } @for alert in &alerts { " · " (alert.title) } }
-                ul { @for alert in &alerts {
+                summary { b { (number) } @for alert in alerts { " · " (alert.title) } }
+                ul { @for alert in alerts {
                     li class=(tone(alert)) {
                         strong { (alert.title) }
                         div.what { (alert.body) }
@@ -201,6 +206,22 @@ fn blocked_keys(problem: &Problem, blocked: &[BlockedKeyRow]) -> Alert {
     }
 }
 
+/// How to publish, while there is nothing to show.
+pub fn start(snapshot: &MonitorSnapshot) -> Markup {
+    const PUBLISH: &str = "select outbox_publish('OrderPlaced', '{\"total\": 99.90}', 'order', '42', 'placed');";
+    let status = &snapshot.status;
+    let is_empty = (status.pending, status.published_total, status.dead) == (Some(0), Some(0), 0);
+    html! {
+        @if is_empty {
+            section.panel {
+                h2 { "Publish a message" }
+                p { "Nothing has been published since the server started. In a transaction of your application, or in psql:" }
+                (copyable_block(PUBLISH))
+            }
+        }
+    }
+}
+
 pub fn cards(snapshot: &MonitorSnapshot) -> Markup {
     let status = &snapshot.status;
     let waiting = snapshot.slow.waiting.as_ref();
@@ -208,11 +229,11 @@ pub fn cards(snapshot: &MonitorSnapshot) -> Markup {
     let oldest = match (status.pending, status.oldest_s) {
         (_, Some(oldest)) => format!("oldest {}", duration(oldest)),
         (Some(0), None) => "none".to_owned(),
-        _ => "none can be delivered now".to_owned(),
+        _ => "none deliverable now".to_owned(),
     };
     let published = format!("{} in all", known(status.published_total, count));
     let failing = format!(
-        "{} failed attempts a minute",
+        "{} failures a minute",
         known(status.failed_per_s.map(|n| n * 60.0), rate)
     );
     let card = |title: &str, tab: Option<MessageStatus>, class: &str, value: &str, note: &str| {

@@ -38,6 +38,8 @@ pub struct LivePart {
 /// All parts, from one reading of the database.
 pub struct LiveParts {
     pub parts: Vec<LivePart>,
+    /// The number of alerts.
+    pub problems: usize,
     /// Changes when a message has changed its state.
     pub change: String,
 }

@@ -72,6 +72,9 @@
     if (id === "change") return changed(markup);
     const part = document.getElementById(id);
     if (part) patchPart(part, parsed(markup).body);
+    if (id !== "alerts") return;
+    const problems = part.querySelectorAll("li").length;
+    document.title = (problems ? `(${problems}) ` : "") + document.title.replace(/^\(\d+\) /, "");
   }
 
   function connect() {
