@@ -555,7 +555,7 @@ def pictures(browser):
         ("monitor-problems", "/", 1180, 1170, "light"),
         ("monitor-message", f"/message/{dead}", 1180, 1010, "dark"),
         ("monitor-partitions", "/partitions", 1180, 557, "light"),
-        ("monitor-list", "/messages?tab=dead", 1180, 770, "light"),
+        ("monitor-list", "/messages?tab=dead&q=type:OrderLost", 1180, 770, "light"),
     ])
 
 

@@ -7,9 +7,10 @@ use std::sync::OnceLock;
 
 use super::monitor::{Monitor, encoded};
 use super::{MARKUP, quiet_cluster, stage, stage_with};
+use support::clock::cluster_with_clock;
 use support::obstacles::obstacles;
 use support::{Broker, Cluster, Receiver, Reply, StopMode, wait_until};
-use support::{DB, LONG, Stage, outbox_cluster_with, unconnected_cluster, wait_published, wait_true};
+use support::{DB, LONG, Stage, unconnected_cluster, wait_published, wait_true};
 
 const PACKAGES: [&str; 2] = ["playwright==1.56.0", "axe-playwright-python==0.1.8"];
 
@@ -41,7 +42,10 @@ fn run(command: &mut Command) {
 
 /// Plays scenes of serve/browser.py: "pictures" for the docs, or everything that a user does.
 fn play(cluster: &Cluster, scenes: &str) {
-    let monitor = Monitor::start(cluster, &["--allow-actions"]);
+    play_on(&Monitor::start(cluster, &["--allow-actions"]), cluster, scenes);
+}
+
+fn play_on(monitor: &Monitor, cluster: &Cluster, scenes: &str) {
     let mut browser = Command::new(python());
     browser
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("serve/browser.py"))
@@ -54,20 +58,35 @@ fn play(cluster: &Cluster, scenes: &str) {
 /// The names in the pictures.
 const PICTURED: (&str, &str) = ("events", "orders");
 
-/// Three destinations without a problem, for pictures.
-fn healthy() -> Cluster {
+/// Takes the pictures of three destinations without a problem. The monitor has read an hour: the clock of the server
+/// passes it in a minute.
+fn picture_healthy() {
     let broker = Broker::shared();
     broker.declare_exchange(PICTURED.0, "topic", true);
-    let cluster = outbox_cluster_with(broker, PICTURED.0, &["outbox.workers = 2"]);
+    let (cluster, clock) = cluster_with_clock(broker, PICTURED.0, &["outbox.workers = 2"]);
     add_destination(&cluster, "audit");
     add_destination(&cluster, "billing");
-    cluster.exec(DB, MADE_UP);
+    let past_hour = MADE_UP.replace(
+        "date_trunc('minute', now()) - n",
+        "date_trunc('minute', now() + '65 min') - n",
+    );
+    cluster.exec(DB, &past_hour);
+    let monitor = Monitor::start(&cluster, &["--allow-actions"]);
+    for step in 0..=66 {
+        clock.set(step * 55, step * 55); // with the time of a step less than a minute: none is left out
+        let minute = "select to_char(clock_timestamp() at time zone 'UTC', 'HH24:MI')";
+        wait_until("the monitor to read this minute", LONG, || {
+            let shown = format!("class=\"when\">{}", cluster.query_one::<String>(DB, minute));
+            monitor.page("/").contains(&shown)
+        });
+    }
     wait_true(
         &cluster,
         "three connections",
         "select count(*) = 3 and bool_and(state = 'connected') from outbox_destination_status",
     );
-    cluster
+    wait_until("no problem", LONG, || !monitor.page("/").contains(" problem"));
+    play_on(&monitor, &cluster, "healthy");
 }
 
 /// The same with problems: dead letters, and destination audit is paused.
@@ -99,7 +118,8 @@ const MADE_UP: &str = "
     select d.destination, date_trunc('minute', now()) - n * interval '1 min' as minute,
            (d.base * (1 + 0.45 * sin(n / 9.0 + d.shift) + 0.1 * sin(n * 1.7 + d.shift)))::bigint as published,
            (case when n % 17 = d.shift::integer then d.base / 60 else 0 end)::bigint as retried,
-           (select count(*) from outbox_dead x where n = 1 and x.destination = d.destination) as failed
+           (select count(*) from outbox_dead x where n = 1 and x.destination = d.destination) as failed,
+           (d.base * (0.02 + case d.shift when 2.0 then 1.5 * exp(-power((n - 38) / 5.0, 2)) else 0 end))::bigint as pending
     from (values ('default', 900, 0.0), ('billing', 260, 2.0), ('audit', 110, 4.0)) d (destination, base, shift),
          generate_series(0, 1440) n;
     create or replace view outbox_throughput as
@@ -118,7 +138,10 @@ const MADE_UP: &str = "
     select r.destination, r.described_by, r.state, r.since, r.reason, r.detail,
            coalesce(r.oldest_pending_age, nullif(n.in_flight, 0) * interval '2 ms') as oldest_pending_age, coalesce(n.in_flight, 0) as in_flight,
            m.published as published_total, m.retried + m.failed as failed_total, r.dead_total, r.released_total, m.per_s as published_per_s,
-           n.p50 as p50_ms, n.p50 * 2 as p95_ms, n.p50 * 3 as p99_ms, r.stats_reset, coalesce(n.in_flight + r.pending, r.pending) as pending, r.max_pending
+           n.p50 as p50_ms, n.p50 * 2 as p95_ms, n.p50 * 3 as p99_ms, r.stats_reset,
+           case when n.in_flight > 0 then
+             (select p.pending from made_up p where p.destination = r.destination and p.minute = date_trunc('minute', clock_timestamp()))
+           else r.pending end as pending, r.max_pending
     from real_destination_status r
     left join (select v.destination, v.p50,
                       case when exists (select from outbox_dead) then 0 else v.in_flight end as in_flight
@@ -147,7 +170,7 @@ fn a_user_finds_and_fixes_problems_in_a_browser() {
         return;
     }
     if std::env::var("OUTBOX_ACCEPT").is_ok_and(|accept| accept == "1") {
-        play(&healthy(), "healthy");
+        picture_healthy();
         play(&troubled(), "pictures");
     }
     play(&stage(MARKUP), "scenes");

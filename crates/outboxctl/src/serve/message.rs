@@ -345,11 +345,11 @@ fn event_content(seq: i64, event: &StoredEvent, now_s: f64) -> Markup {
         }
         dl.facts {
             @for (column, value) in facts { @if let Some(value) = value { div { dt { (name(column.name)) } dd {
-                @if column.name == "id" { (copyable(&value)) } @else { (value) }
+                @if column.name == "id" { (copyable(value)) } @else { (value) }
             } } } }
             div { dt { "Created" } dd { (distance(&event.event.created_at, now_s)) } }
         }
-        @for (column, text) in others { @if let Some(text) = text { h3 { (name(column.name)) } (copyable_block(&text)) } }
+        @for (column, text) in others { @if let Some(text) = text { h3 { (name(column.name)) } (copyable_block(text)) } }
     }
 }
 

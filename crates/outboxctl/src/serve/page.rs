@@ -108,7 +108,7 @@ pub fn remedy(text: &str) -> Markup {
     };
     let parts: Vec<&str> = text.split(", or ").collect();
     html! {
-        @if parts.iter().all(|part| is_command(&part)) { @for part in parts { (copyable_block(part)) } }
+        @if parts.iter().all(is_command) { @for part in parts { (copyable_block(part)) } }
         @else { p.remedy { "Fix: " (text) } }
     }
 }
