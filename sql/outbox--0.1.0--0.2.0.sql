@@ -173,6 +173,53 @@ returns tid language sql stable set search_path = pg_catalog, pg_temp as $$
   cross join lateral (select x.ctid from @extschema@.outbox x
                       where x.destination = $2 and x.partition = p.n and x.seq = $1 offset 0) o limit 1;
 $$;
+alter function outbox_internal.publish rename to publish_old;
+create function outbox_internal.publish(
+  type text, payload jsonb, aggregate_type text, aggregate_id text, operation text, previous_payload jsonb,
+  metadata jsonb, headers jsonb, actor text, correlation_id text, destination text, available_at timestamptz, id uuid,
+  expires_at timestamptz, if_exists text default 'error'
+) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_publish_wrapper';
+comment on function outbox_internal.publish(
+  text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz, text) is
+  'outbox_publish(), as outbox_store() calls it.';
+
+alter function @extschema@.outbox_publish rename to outbox_publish_old;
+create function @extschema@.outbox_publish(
+  type text, payload jsonb, aggregate_type text default null, aggregate_id text default null,
+  operation text default null, previous_payload jsonb default null, metadata jsonb default null,
+  headers jsonb default null, actor text default null, correlation_id text default null,
+  destination text default null, available_at timestamptz default null, id uuid default null,
+  expires_at timestamptz default null, if_exists text default 'error'
+) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_publish_wrapper';
+comment on function @extschema@.outbox_publish(
+  text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz, text) is
+  'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while'
+  ' outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order. With if_exists ='
+  ' ''skip'' a repeated id enqueues nothing and returns the seq of the first.';
+
+alter function @extschema@.outbox_store rename to outbox_store_old;
+create function @extschema@.outbox_store(
+  body text, headers jsonb default null, destination text default null, id uuid default null, key text default null,
+  available_at timestamptz default null, expires_at timestamptz default null, if_exists text default 'error'
+) returns bigint language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+declare
+  payload jsonb;
+begin
+  begin
+    payload := body::jsonb;
+  exception when data_exception or program_limit_exceeded then
+    payload := to_jsonb(body); -- not JSON, or more than jsonb accepts
+  end;
+  return outbox_internal.publish(
+    coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb,
+    headers, null::text, null::text, destination, available_at, id, expires_at, if_exists);
+end
+$$;
+comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz, text) is
+  'Stores a message as messaging libraries know it (body, headers, name of the transport) and enqueues it; returns'
+  ' its seq. Its type is the header type, else Message. A body that is not JSON becomes a JSON string. Without a key'
+  ' it is not ordered.';
+
 comment on function outbox_internal.record_shown(text, smallint, bigint) is
   'This transaction puts a message into outbox, where views look for the first waiting one; published at COMMIT.'
   ' Returns true.';
@@ -3975,6 +4022,16 @@ drop function outbox_internal.firsts;
 drop function outbox_internal.by_partition;
 drop function outbox_internal.judge;
 drop function outbox_internal.held;
+do $drop$
+begin
+  drop function @extschema@.outbox_store_old;
+exception when dependent_objects_still_exist then
+  alter extension outbox drop function @extschema@.outbox_store_old;
+  raise warning 'objects of yours use outbox_store as it was before this update: it is outbox_store_old for them'
+    using hint = 'Create them again, and drop that function.';
+end
+$drop$;
+
 drop function outbox_internal.could_go;
 drop function outbox_internal.seqs_of;
 drop function outbox_internal.trim_inbox;
@@ -3992,6 +4049,17 @@ drop view outbox_internal.claimed_old;
 drop function outbox_internal.source_rows;
 drop function outbox_internal.policies_apply;
 drop function outbox_internal.is_fast_in_flight;
+do $drop$
+begin
+  drop function @extschema@.outbox_publish_old;
+exception when dependent_objects_still_exist then
+  alter extension outbox drop function @extschema@.outbox_publish_old;
+  raise warning 'objects of yours use outbox_publish as it was before this update: it is outbox_publish_old for them'
+    using hint = 'Create them again, and drop that function.';
+end
+$drop$;
+
+drop function outbox_internal.publish_old;
 drop function outbox_internal.uuid_v7;
 drop function outbox_internal.here;
 drop view outbox_internal.event_text_old;
@@ -4026,6 +4094,9 @@ begin
         'utc_text',
         'unix_seconds',
         'event_text',
+        'publish',
+        'outbox_publish',
+        'outbox_store',
         'record_ready',
         'withdraw_unless_taken',
         'renumber',
@@ -4105,6 +4176,11 @@ begin
   end loop;
 end
 $owner$;
+grant execute on function
+  @extschema@.outbox_publish,
+  @extschema@.outbox_store,
+  outbox_internal.publish
+  to outbox_writer;
 grant select on
   @extschema@.outbox_inbox_owners,
   @extschema@.outbox_subscriptions,

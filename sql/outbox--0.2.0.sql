@@ -636,27 +636,28 @@ comment on function @extschema@.outbox_uuid_v7() is
 create function outbox_internal.publish(
   type text, payload jsonb, aggregate_type text, aggregate_id text, operation text, previous_payload jsonb,
   metadata jsonb, headers jsonb, actor text, correlation_id text, destination text, available_at timestamptz, id uuid,
-  expires_at timestamptz
+  expires_at timestamptz, if_exists text default 'error'
 ) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_publish_wrapper';
 comment on function outbox_internal.publish(
-  text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz) is
+  text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz, text) is
   'outbox_publish(), as outbox_store() calls it.';
 create function @extschema@.outbox_publish(
   type text, payload jsonb, aggregate_type text default null, aggregate_id text default null,
   operation text default null, previous_payload jsonb default null, metadata jsonb default null,
   headers jsonb default null, actor text default null, correlation_id text default null,
   destination text default null, available_at timestamptz default null, id uuid default null,
-  expires_at timestamptz default null
+  expires_at timestamptz default null, if_exists text default 'error'
 ) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_publish_wrapper';
 comment on function @extschema@.outbox_publish(
-  text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz) is
+  text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz, text) is
   'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while'
-  ' outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
+  ' outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order. With if_exists ='
+  ' ''skip'' a repeated id enqueues nothing and returns the seq of the first.';
 
 -- For messaging libraries.
 create function @extschema@.outbox_store(
   body text, headers jsonb default null, destination text default null, id uuid default null, key text default null,
-  available_at timestamptz default null, expires_at timestamptz default null
+  available_at timestamptz default null, expires_at timestamptz default null, if_exists text default 'error'
 ) returns bigint language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
 declare
   payload jsonb;
@@ -668,10 +669,10 @@ begin
   end;
   return outbox_internal.publish(
     coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb,
-    headers, null::text, null::text, destination, available_at, id, expires_at);
+    headers, null::text, null::text, destination, available_at, id, expires_at, if_exists);
 end
 $$;
-comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz) is
+comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz, text) is
   'Stores a message as messaging libraries know it (body, headers, name of the transport) and enqueues it; returns'
   ' its seq. Its type is the header type, else Message. A body that is not JSON becomes a JSON string. Without a key'
   ' it is not ordered.';

@@ -42,6 +42,7 @@ mod privileges;
 mod regress;
 mod relay;
 mod remedies;
+mod repeats;
 mod replay;
 mod retention;
 mod routing;

@@ -14,7 +14,7 @@ use crate::session::checks::{
 };
 use crate::session::declarations::options_of;
 use crate::session::store::enqueue::{self as store, Enqueue, Keys};
-use crate::session::store::new_event::{self, NewEvent, Times, new_id};
+use crate::session::store::new_event::{self, IfExists, NewEvent, Times, new_id};
 use crate::session::store::statements::statements;
 use crate::session::store::{partition, publish, source as sources, subscriptions as stored_subscriptions};
 use crate::session::{capture, effects, source, subscriptions, utility};
@@ -142,11 +142,12 @@ fn outbox_publish(fcinfo: pg_sys::FunctionCallInfo) -> Option<i64> {
 
 fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<Option<i64>, UserError> {
     let (event, times) = (NewEvent::of_arguments(args)?, Times::of(args));
+    let if_exists = IfExists::of(args, event.has_own_id)?;
     let given = args.text(new_event::DESTINATION);
     let destination = usable(given.as_deref())?;
     check_times(times)?;
     let key = check_event(&event.event, &routing_template(destination))?;
-    let seqs = publish::publish(fcinfo, &[(event, key)], destination, times)?;
+    let seqs = publish::publish(fcinfo, &[(event, key)], destination, times, if_exists)?;
     Ok(seqs.first().copied())
 }
 

@@ -14,7 +14,7 @@ use crate::pg::{security, text};
 use crate::session::checks;
 use crate::session::nesting;
 use crate::session::store::enqueue::{self as store, Enqueue, Keys};
-use crate::session::store::new_event::{NewEvent, Times};
+use crate::session::store::new_event::{IfExists, NewEvent, Times};
 use crate::session::store::statements::statements;
 use crate::session::store::{publish, source, written};
 use outbox_core::change::{CaptureRules, Change, ChangedRow, Operations, Update};
@@ -294,7 +294,7 @@ fn write(fired: &Fired, captured: &Captured, context: &Context, changes: Vec<Cha
     };
     written::with_own_memory(|| {
         let events = changes.into_iter().map(keyed).collect::<Result<Vec<_>, UserError>>()?;
-        publish::publish(fired.call(), &events, destination, Times::default()).map(drop)
+        publish::publish(fired.call(), &events, destination, Times::default(), IfExists::Error).map(drop)
     })
 }
 

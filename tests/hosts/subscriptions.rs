@@ -1,4 +1,5 @@
-//! Subscriptions: what is enqueued for further destinations arrives there like anything else.
+//! What subscriptions enqueue for further destinations arrives there like anything else, and what is published once arrives
+//! once.
 
 use super::{Host, Stage};
 use support::load::{Load, Plan};
@@ -49,4 +50,28 @@ pub fn subscriptions_that_change_under_load_lose_and_double_nothing(host: Host) 
     distinct.sort();
     distinct.dedup();
     assert_eq!(distinct.len(), some.len(), "each once");
+}
+
+pub fn an_id_that_sessions_publish_at_once_arrives_once(host: Host) {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let stage = Stage::of_broker(host, &exchange, &[]);
+    let publishers: Vec<_> = (0..4)
+        .map(|_| {
+            let mut client = stage.cluster.connect(DB);
+            std::thread::spawn(move || {
+                for n in 0..50 {
+                    let event = Event::new(n).with("if_exists => 'skip'");
+                    client.publish(event.with(&format!("id => '01a1fc85-047b-72cc-b926-{n:012}'")));
+                }
+            })
+        })
+        .collect();
+    publishers
+        .into_iter()
+        .for_each(|publisher| publisher.join().expect("a publisher"));
+    wait_drained(&stage.cluster);
+    let mut received = labels(&all_of(broker, &queue));
+    received.sort_by_key(|label| label.parse::<u32>().expect("a number"));
+    assert_eq!(received, (0..50).map(|n| n.to_string()).collect::<Vec<_>>());
 }

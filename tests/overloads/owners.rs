@@ -49,8 +49,7 @@ fn the_worker_role_can_replace_no_view_and_no_function_that_a_view_calls() {
            out paused boolean) returns setof record language sql as 'select null::text, null::text, null::oid, null::text[], true'",
         "alter function outbox_not_adopted() reset all",
         "alter function outbox_internal.work_begin(text) rename to work_begun",
-        "alter function outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid,
-           timestamptz) set search_path = public",
+        "alter function outbox_publish set search_path = public",
     ] {
         let error = worker.batch_execute(sql).expect_err(sql);
         assert_eq!(error.code(), Some(&SqlState::INSUFFICIENT_PRIVILEGE), "{sql}: {error:?}");

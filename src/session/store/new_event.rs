@@ -17,6 +17,7 @@ const ARGUMENTS: [usize; COLUMNS.len()] = [12, 0, 2, 3, 4, 1, 5, 6, 7, 8, 9];
 pub const DESTINATION: usize = 10;
 const AVAILABLE_AT: usize = 11;
 const EXPIRES_AT: usize = 13;
+const IF_EXISTS: usize = 14;
 
 /// The time range in which it may be sent.
 #[derive(Clone, Copy, Default)]
@@ -35,6 +36,32 @@ impl Times {
         Self {
             available_at: args.time(AVAILABLE_AT),
             expires_at: args.time(EXPIRES_AT),
+        }
+    }
+}
+
+/// What a publish does if an event has its id.
+#[derive(Clone, Copy, PartialEq)]
+pub enum IfExists {
+    Error,
+    /// Enqueues nothing and returns the seq of that event.
+    Skip,
+}
+
+impl IfExists {
+    pub fn of(args: &Args, has_own_id: bool) -> Result<Self, UserError> {
+        let given = (args.count() > IF_EXISTS).then(|| args.text(IF_EXISTS)).flatten(); // version 0.1.0 has no such argument
+        match given.as_deref() {
+            None | Some("error") => Ok(Self::Error),
+            Some("skip") if has_own_id => Ok(Self::Skip),
+            Some("skip") => Err(invalid(
+                "if_exists is skip, and there is no id",
+                "Pass the id by which a repetition is recognised.",
+            )),
+            Some(other) => Err(invalid(
+                format!("if_exists \"{other}\" is unknown"),
+                "Use 'error', or 'skip' to publish an id once.",
+            )),
         }
     }
 }

@@ -4,11 +4,11 @@
 
 use super::enqueue::{NewMessage, Placed, check_max_pending, insert_messages};
 use super::insert;
-use super::new_event::{NewEvent, Times};
+use super::new_event::{IfExists, NewEvent, Times};
 use super::partition::Partitioning;
 use super::statements::{Statements, statements};
 use super::subscriptions;
-use crate::error::{UserError, internal};
+use crate::error::{UserError, changed_since, internal};
 use crate::limits::check_body;
 use crate::pg::clock::{since_1970, unix_seconds, us_since_1970};
 use crate::pg::lookup::{self, Key};
@@ -21,9 +21,10 @@ use crate::session::fast_path::{self, Inserted, Stored};
 use crate::shared::transactions;
 use crate::store::rows::{self, EVENT, MESSAGE};
 use crate::store::subscriptions::Subscribed;
+use outbox_core::engine::RowId;
 use outbox_core::event::{COLUMNS, Event};
 use outbox_core::partition::{Partition, crc32};
-use pgrx::PgSqlErrorCode;
+use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -31,13 +32,23 @@ use std::collections::BTreeMap;
 pub type Keyed = (NewEvent, Option<String>);
 
 /// Stores events in this order and enqueues them; returns their seqs.
-pub fn publish(call: Call, events: &[Keyed], destination: &str, times: Times) -> Result<Vec<i64>, UserError> {
+pub fn publish(
+    call: Call,
+    events: &[Keyed],
+    destination: &str,
+    times: Times,
+    if_exists: IfExists,
+) -> Result<Vec<i64>, UserError> {
     let statements = statements(call);
     security::run_as(statements.owner, || {
         statements.lock();
         for (event, _) in events {
             check_body(event.event.body_bytes() as i64)?;
-            check_id(statements, event)?;
+            match find_id(statements, event) {
+                Some(_) if if_exists == IfExists::Error => return Err(id_exists(event.id())),
+                Some(found) => return seq_at(statements, found).map(|seq| vec![seq]),
+                None => {}
+            }
         }
         let subscribed = subscriptions::of_destination(statements, destination)?;
         let receivers = Receivers::of(events, destination, subscribed.as_deref())?;
@@ -54,6 +65,7 @@ pub fn publish(call: Call, events: &[Keyed], destination: &str, times: Times) ->
             events,
             receivers,
             times,
+            if_exists,
             by_fast_path,
         };
         let (seqs, placed) = match publish.write_rows()? {
@@ -106,18 +118,44 @@ impl<'a> Receivers<'a> {
     }
 }
 
-/// Refuses an id of the caller that an event has.
-fn check_id(statements: &Statements, event: &NewEvent) -> Result<(), UserError> {
-    let id = event.id();
-    if !event.has_own_id || lookup::find(statements.event_table, [c"id"], [Key::uuid(id)]).is_none() {
-        return Ok(());
-    }
-    Err(UserError::new(
+/// Where the event is that has this id already.
+fn find_id(statements: &Statements, event: &NewEvent) -> Option<RowId> {
+    let find = || lookup::find(statements.event_table, [c"id"], [Key::uuid(event.id())]);
+    event.has_own_id.then(find).flatten()
+}
+
+fn id_exists(id: pgrx::Uuid) -> UserError {
+    UserError::new(
         PgSqlErrorCode::ERRCODE_UNIQUE_VIOLATION,
         format!("an event with id {id} already exists"),
-        "Leave the id out to get a new one. If this call is a repetition, its event is already stored and enqueued.",
-    ))
+        "Leave the id out to get a new one. If this call may be a repetition, pass if_exists => 'skip'.",
+    )
 }
+
+/// The seq of the event at this place.
+fn seq_at(statements: &Statements, place: RowId) -> Result<i64, UserError> {
+    let seq: Option<i64> = Spi::connect_mut(|client| {
+        let select = statements.read_seq.get_or(|| {
+            let sql = format!(
+                "select e.seq from {}.outbox_events e where e.ctid operator(pg_catalog.=) $1::pg_catalog.tid",
+                statements.schema
+            );
+            Ok(client.prepare_mut(&sql, &[PgOid::from(PgBuiltInOids::TEXTOID)])?.keep())
+        })?;
+        let mut rows = client
+            .update(select, Some(1), &[place.to_string().into()])
+            .map_err(internal)?;
+        rows.next()
+            .map(|row| row.get(1))
+            .transpose()
+            .map(Option::flatten)
+            .map_err(internal)
+    })?;
+    seq.ok_or_else(|| changed_since("the event with this id was published after this transaction began"))
+}
+
+/// The seq of each event, and the event if it may take the fast path.
+type StoredEvents = Vec<(i64, Option<Stored>)>;
 
 struct Publish<'a> {
     statements: &'a Statements,
@@ -125,6 +163,7 @@ struct Publish<'a> {
     events: &'a [Keyed],
     receivers: Receivers<'a>,
     times: Times,
+    if_exists: IfExists,
     /// They may take the fast path, if they are small.
     by_fast_path: bool,
 }
@@ -132,7 +171,7 @@ struct Publish<'a> {
 impl Publish<'_> {
     /// Writes the rows without a statement. None if nothing was written, because these events need statements.
     fn write_rows(&self) -> Result<Option<Placed>, UserError> {
-        if self.times.available_at.is_some() || !text::is_utf8() {
+        if self.times.available_at.is_some() || self.if_exists == IfExists::Skip || !text::is_utf8() {
             return Ok(None);
         }
         let events = Table::open(self.statements.event_table);
@@ -198,7 +237,18 @@ impl Publish<'_> {
 
     /// Writes the rows by statements, for tables to which a user has added anything.
     fn run_statements<'d>(&self, destinations: impl Iterator<Item = &'d str>) -> Result<(Vec<i64>, Placed), UserError> {
-        let stored = self.insert_events()?;
+        let stored = match self.insert_events()? {
+            Some(stored) => stored,
+            None => {
+                // Another transaction has published the id meanwhile.
+                let found = self
+                    .events
+                    .first()
+                    .and_then(|(event, _)| find_id(self.statements, event));
+                let seq = found.map_or_else(|| Err(not_stored()), |found| seq_at(self.statements, found))?;
+                return Ok((vec![seq], Vec::new()));
+            }
+        };
         let partitions = (stored.iter().zip(self.events))
             .map(|((seq, _), (_, key))| Ok((*seq, self.partitioning.partition_of(key.as_deref(), *seq)?)));
         let placed = partitions.collect::<Result<Placed, UserError>>()?;
@@ -218,17 +268,25 @@ impl Publish<'_> {
         Ok((placed.iter().map(|(seq, _)| *seq).collect(), placed))
     }
 
-    /// Returns the seq of each event, and the event if it may take the fast path.
-    fn insert_events(&self) -> Result<Vec<(i64, Option<Stored>)>, UserError> {
+    /// None: the id of the event exists, and it is skipped.
+    fn insert_events(&self) -> Result<Option<StoredEvents>, UserError> {
         Spi::connect_mut(|client| {
             let is_one = self.events.len() == 1;
-            let insert =
-                self.statements.insert_events[usize::from(self.by_fast_path)][usize::from(is_one)].get_or(|| {
-                    let table = format!("{}.outbox_events", self.statements.schema);
-                    let event = fast_path::event_columns(self.by_fast_path);
-                    let returning = format!("returning e.seq, e.body_bytes{event}");
-                    insert::prepare(client, &EVENT, &table, is_one, &[], &[], &returning)
-                })?;
+            let by_fast_path = usize::from(self.by_fast_path);
+            let (prepared, conflict) = match self.if_exists {
+                IfExists::Error => (&self.statements.insert_events[by_fast_path][usize::from(is_one)], ""),
+                // It waits for the end of a transaction that has inserted the id.
+                IfExists::Skip => (
+                    &self.statements.insert_event_once[by_fast_path],
+                    "on conflict (id) do nothing",
+                ),
+            };
+            let insert = prepared.get_or(|| {
+                let table = format!("{}.outbox_events", self.statements.schema);
+                let event = fast_path::event_columns(self.by_fast_path);
+                let end = format!("{conflict} returning e.seq, e.body_bytes{event}");
+                insert::prepare(client, &EVENT, &table, is_one, &[], &[], &end)
+            })?;
             let values: Vec<_> = self.events.iter().map(|(event, _)| event.values()).collect();
             let args = insert::parameters(&EVENT, &values);
             // To set how one row is planned takes longer than to plan it a few times.
@@ -246,18 +304,24 @@ impl Publish<'_> {
             };
             let stored = stored.map_err(internal)?.map(read);
             let stored = stored.collect::<SpiResult<Vec<_>>>().map_err(internal)?;
-            if stored.len() != self.events.len() {
-                return Err(UserError::new(
-                    PgSqlErrorCode::ERRCODE_TRIGGERED_ACTION_EXCEPTION,
-                    "the event was not stored",
-                    "A trigger or a rule on outbox_events skips its row.",
-                ));
+            match stored.len() {
+                0 if self.if_exists == IfExists::Skip => return Ok(None),
+                count if count != self.events.len() => return Err(not_stored()),
+                _ => {}
             }
             let checked = stored.into_iter().map(|(seq, bytes, stored)| {
                 check_body(i64::from(bytes))?;
                 Ok((seq, stored))
             });
-            checked.collect()
+            checked.collect::<Result<_, _>>().map(Some)
         })
     }
+}
+
+fn not_stored() -> UserError {
+    UserError::new(
+        PgSqlErrorCode::ERRCODE_TRIGGERED_ACTION_EXCEPTION,
+        "the event was not stored",
+        "A trigger or a rule on outbox_events skips its row.",
+    )
 }

@@ -29,6 +29,9 @@ pub struct Statements {
     pub subscription_table: u32,
     /// By whether they may take the fast path, and whether there is only one.
     pub insert_events: [[Prepared; 2]; 2],
+    /// Of an event whose id may exist, by whether it may take the fast path.
+    pub insert_event_once: [Prepared; 2],
+    pub read_seq: Prepared,
     /// By whether they may take the fast path.
     pub read_events: [Prepared; 2],
     /// Reads whole events, for the conditions of subscriptions.
@@ -84,6 +87,8 @@ pub fn statements(fcinfo: Call) -> &'static Statements {
                 dead_table: table(c"outbox_dead"),
                 subscription_table: table(c"outbox_subscriptions"),
                 insert_events: Default::default(),
+                insert_event_once: Default::default(),
+                read_seq: Default::default(),
                 read_events: Default::default(),
                 read_whole_events: Default::default(),
                 read_subscriptions: Default::default(),
