@@ -454,8 +454,9 @@ impl Table {
         }
     }
 
-    /// Writes rows with their index entries, each page with one record of WAL.
-    pub fn insert_all(&self, rows: &[NewRow]) {
+    /// Writes rows with their index entries, each page with one record of WAL. Returns their places.
+    pub fn insert_all(&self, rows: &[NewRow]) -> Vec<RowId> {
+        let mut places = Vec::with_capacity(rows.len());
         // SAFETY: rows of this table: see `form`. Core uses the functions for its catalogs. A slot has no other owner.
         unsafe {
             let indexes = pg_sys::CatalogOpenIndexes(self.relation);
@@ -464,13 +465,16 @@ impl Table {
             let mut slots = Vec::new();
             for rows in rows.chunks(ROWS_AT_ONCE) {
                 let mut count = 0;
+                let before = places.len();
                 for NewRow(tuple) in rows {
                     let stays_whole = (**tuple).t_len <= WHOLE_BYTES_MAX
                         && u32::from((*(**tuple).t_data).t_infomask) & pg_sys::HEAP_HASEXTERNAL == 0;
                     if !stays_whole {
                         pg_sys::CatalogTupleInsertWithInfo(self.relation, *tuple, indexes);
+                        places.push(Some(row_id((**tuple).t_self)));
                         continue;
                     }
+                    places.push(None);
                     if count == slots.len() {
                         let of_heap = &raw const pg_sys::TTSOpsHeapTuple;
                         slots.push(pg_sys::MakeSingleTupleTableSlot(descriptor, of_heap));
@@ -482,11 +486,17 @@ impl Table {
                     let (slots, count) = (slots.as_mut_ptr(), count as i32);
                     pg_sys::CatalogTuplesMultiInsertWithInfo(self.relation, slots, count, indexes);
                 }
+                let mut placed = slots.iter().map(|slot| row_id((**slot).tts_tid));
+                places[before..]
+                    .iter_mut()
+                    .filter(|place| place.is_none())
+                    .for_each(|place| *place = placed.next());
             }
             (slots.into_iter()).for_each(|slot| pg_sys::ExecDropSingleTupleTableSlot(slot));
             pg_sys::CatalogCloseIndexes(indexes);
             pg_sys::CommandCounterIncrement();
         }
+        places.into_iter().flatten().collect()
     }
 
     /// Deletes rows, each if `read` returns something for it: `read` gets the index of its place and its columns as in the
@@ -807,7 +817,11 @@ pub fn only_row<T>(table: u32, read: impl FnOnce(Row) -> T) -> Option<T> {
 fn watch(table: u32) {
     if !LISTENING.replace(true) {
         // SAFETY: called once in a process.
-        unsafe { pg_sys::CacheRegisterRelcacheCallback(Some(changed), pg_sys::Datum::null()) }
+        unsafe {
+            pg_sys::CacheRegisterRelcacheCallback(Some(changed), pg_sys::Datum::null());
+            let servers = pg_sys::SysCacheIdentifier::FOREIGNSERVEROID as i32;
+            pg_sys::CacheRegisterSyscacheCallback(servers, Some(servers_changed), pg_sys::Datum::null());
+        }
     }
     let mut watched = WATCHED.get();
     if !watched.contains(&table) {
@@ -821,7 +835,7 @@ fn watch(table: u32) {
     }
 }
 
-/// A number that grows when a watched table changes, and from now on when this one does.
+/// A number that grows when a watched table or a foreign server changes, and from now on when this table does.
 pub fn changes_from_now(table: u32) -> u64 {
     watch(table);
     changes()
@@ -844,6 +858,12 @@ unsafe extern "C-unwind" fn changed(_argument: pg_sys::Datum, table: pg_sys::Oid
         STALE.set(true);
         CHANGES.set(CHANGES.get() + 1);
     }
+}
+
+/// Called when the server processes a change of a foreign server. It must not allocate or raise.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn servers_changed(_argument: pg_sys::Datum, _cache: i32, _hash: u32) {
+    CHANGES.set(CHANGES.get() + 1);
 }
 
 /// # Safety

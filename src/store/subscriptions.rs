@@ -57,7 +57,9 @@ impl Subscriber {
 }
 
 impl Subscribed {
+    /// A subscription outlives DROP SERVER. outbox_health reports it; no publish fails.
     pub fn new(mut all: Vec<(Filter, Subscriber)>) -> Self {
+        all.retain(|(_, subscriber)| exists(&subscriber.destination));
         if !all
             .iter()
             .any(|(_, subscriber)| subscriber.destination == DEFAULT_DESTINATION)
@@ -100,12 +102,10 @@ impl Subscribed {
             })?;
         }
         let met = chosen.into_iter().zip(is_met).filter(|(_, is_met)| *is_met);
-        let destinations = met.map(|(subscriber, _)| subscriber.destination.as_str());
-        Ok(destinations.filter(|destination| exists(destination)).collect())
+        Ok(met.map(|(subscriber, _)| subscriber.destination.as_str()).collect())
     }
 }
 
-/// A subscription outlives DROP SERVER. outbox_health reports it; no publish fails.
 fn exists(destination: &str) -> bool {
     destination == DEFAULT_DESTINATION
         || catalog::foreign_server(destination).is_some_and(|server| Kind::of_wrapper(&server.wrapper).is_some())

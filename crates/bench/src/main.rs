@@ -10,7 +10,7 @@
 //! | `bare` | how fast is lapin alone? |
 //! | `backlog` | how fast does the outbox drain? |
 //! | `clients` | how long do transactions of an application take, and when does the consumer have the message? |
-//! | `drain`, `shapes`, `latency`, `beside`, `isolation`, `http`, `idle`, `peers`, `profile` | the rows |
+//! | `drain`, `shapes`, `latency`, `beside`, `isolation`, `http`, `subscriptions`, `idle`, `peers`, `profile` | the rows |
 //! | `stats`, `report` | what do the samples show, and how are they printed? |
 //!
 //! docs/benchmark-rows.md explains the rows.
@@ -34,6 +34,7 @@ mod report;
 mod servers;
 mod shapes;
 mod stats;
+mod subscriptions;
 
 use clap::Parser;
 
@@ -58,6 +59,7 @@ fn main() {
             RowName::Workers => shapes::workers(&options, &mut report),
             RowName::Isolation => isolation::isolation(&options, &mut report),
             RowName::Http => http::http(&options, &mut report),
+            RowName::Subscriptions => subscriptions::subscriptions(&options, &mut report),
             RowName::Idle => idle::idle(&options, &mut report),
             RowName::Peers => peers::peers(&options, &mut report),
             RowName::Profile => profile::profile(&options, &mut report),

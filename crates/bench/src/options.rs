@@ -54,6 +54,7 @@ pub enum RowName {
     Workers,
     Isolation,
     Http,
+    Subscriptions,
     Idle,
     Peers,
     Profile,

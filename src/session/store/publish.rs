@@ -216,9 +216,19 @@ impl Publish<'_> {
             Some(Stored { event, at })
         });
         let stored = stored.flatten();
-        for destination in receivers {
-            let message = rows::message(seq, partition.as_i16(), destination, key, expires_at);
-            let tid = outbox.insert(&message);
+        let message = |destination| rows::message(seq, partition.as_i16(), destination, key, expires_at);
+        let places = match receivers {
+            [] => Vec::new(),
+            [destination] => vec![outbox.insert(&message(destination))],
+            receivers => {
+                let formed: Vec<_> = receivers
+                    .iter()
+                    .map(|destination| outbox.form(&message(destination)))
+                    .collect();
+                outbox.insert_all(&formed)
+            }
+        };
+        for (destination, tid) in receivers.iter().zip(places) {
             let inserted = Inserted {
                 seq,
                 partition,

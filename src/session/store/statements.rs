@@ -37,7 +37,7 @@ pub struct Statements {
     /// Reads whole events, for the conditions of subscriptions.
     pub read_whole_events: Prepared,
     pub read_subscriptions: Prepared,
-    /// The subscriptions that were read last, and `table::changes` then.
+    /// The subscriptions of destinations that exist, as they were read last, and `table::changes` then.
     pub subscribed: RefCell<Option<(u64, Option<Rc<Subscribed>>)>>,
     pub read_source: Prepared,
     /// The source that was read last, and `table::changes` then.

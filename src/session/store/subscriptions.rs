@@ -1,5 +1,5 @@
 //! The subscriptions of destinations: to which destinations an event for the default destination goes. A session keeps
-//! them until the table changes. Runs in a user's backend, as the owner of the tables.
+//! them until the table or a foreign server changes. Runs in a user's backend, as the owner of the tables.
 //!
 //! No lock orders a change and the sessions that enqueue: each event goes by the subscriptions that were committed when
 //! it was enqueued, or that a transaction with a snapshot of its own sees.
