@@ -51,7 +51,7 @@ const RULES: [Rule; 8] = [
     (
         "pgrx below crates/, where code may run on another thread than the main one",
         |path, line| path.starts_with("crates/") && path.ends_with(".toml") && says(line, "pgrx"),
-        ("crates/core/Cargo.toml", "pgrx = \"=0.18.1\""),
+        ("crates/core/Cargo.toml", "pgrx = \"=0.19.3\""),
     ),
     (
         // tests/clippy.toml refuses the functions of Rust in the package of tests/.
