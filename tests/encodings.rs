@@ -262,6 +262,17 @@ fn destinations_sources_and_functions_with_names_of_the_encoding_work() {
 }
 
 #[test]
+fn an_error_of_the_server_keeps_the_characters_of_the_encoding() {
+    let served = served(LATIN1.0);
+    served
+        .session()
+        .run(r#"alter table outbox_events add constraint "señal" check (type <> 'Ñ')"#);
+    let refused = served.refused("select outbox_publish('Ñ', '{}')");
+    assert_eq!(refused.constraint(), Some("señal"));
+    assert!(refused.message().contains("señal"), "{refused:?}");
+}
+
+#[test]
 fn a_text_that_cannot_become_utf8_is_refused_at_the_call() {
     let served = served(SQL_ASCII.0);
     let bad = r"convert_from('\x4aff'::bytea, 'SQL_ASCII')";

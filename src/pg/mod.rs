@@ -18,7 +18,6 @@ pub mod lane_scan;
 pub mod latch;
 pub mod lookup;
 mod major;
-mod names;
 pub mod record;
 pub mod report;
 pub mod security;

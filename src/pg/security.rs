@@ -3,7 +3,6 @@
 //! tables, which is not the owner of the functions.
 
 use super::foreign;
-use super::names;
 use pgrx::pg_sys;
 
 /// Runs user code as `role`. The code may not change roles or the state of the session.
@@ -42,7 +41,7 @@ fn switch<T>(role: u32, more: u32, body: impl FnOnce() -> T) -> T {
         pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
         let added = (pg_sys::SECURITY_LOCAL_USERID_CHANGE | more) as i32;
         pg_sys::SetUserIdAndSecContext(role.into(), context | added);
-        let value = names::caught(body);
+        let value = body();
         pg_sys::SetUserIdAndSecContext(user, context);
         value
     }

@@ -5,15 +5,13 @@
 use super::array;
 use super::table::{Kind, Value, row_id, tid};
 use super::text::{self, Unreadable};
-use super::{major, report, xact};
+use super::{major, xact};
 use outbox_core::engine::RowId;
 use pgrx::datum::{Date, DatumWithOid, FromDatum, IntoDatum, TimestampWithTimeZone, Uuid};
-use pgrx::pg_sys::panic::CaughtError;
 use pgrx::pg_sys::{self, PgOid};
-use pgrx::{PgTryBuilder, spi};
+use pgrx::spi;
 use std::ffi::{CString, c_long};
 use std::fmt;
-use std::panic::AssertUnwindSafe;
 
 pub use pgrx::spi::OwnedPreparedStatement;
 
@@ -40,23 +38,6 @@ impl From<spi::SpiError> for SpiError {
     fn from(error: spi::SpiError) -> Self {
         Self::Statement(error)
     }
-}
-
-/// Runs `body`. If the database is not UTF-8, an error of the server is raised again in ASCII: see `text::for_errors`. Other
-/// characters are question marks, because pgrx has read the message as UTF-8 before.
-fn guarded<T>(body: impl FnOnce() -> T) -> T {
-    if text::is_utf8() {
-        return body();
-    }
-    PgTryBuilder::new(AssertUnwindSafe(body))
-        .catch_others(|caught| {
-            if let CaughtError::PostgresError(error) = &caught {
-                let (code, detail, hint) = (error.sql_error_code(), error.detail(), error.hint());
-                report::raise(code, error.message(), detail, hint);
-            }
-            caught.rethrow()
-        })
-        .execute()
 }
 
 // ---- sessions -------------------------------------------------------------------------------------------------------
@@ -116,11 +97,11 @@ impl From<&str> for Query<'_> {
 
 impl<'conn> SpiClient<'conn> {
     pub fn prepare(&self, sql: &str, types: &[PgOid]) -> SpiResult<spi::PreparedStatement<'conn>> {
-        Ok(guarded(|| self.0.prepare(&text::to_c_string(sql), types))?)
+        Ok(self.0.prepare(&text::to_c_string(sql), types)?)
     }
 
     pub fn prepare_mut(&self, sql: &str, types: &[PgOid]) -> SpiResult<spi::PreparedStatement<'conn>> {
-        Ok(guarded(|| self.0.prepare_mut(&text::to_c_string(sql), types))?)
+        Ok(self.0.prepare_mut(&text::to_c_string(sql), types)?)
     }
 
     pub fn select<'a>(
@@ -130,10 +111,10 @@ impl<'conn> SpiClient<'conn> {
         args: &[Param],
     ) -> SpiResult<SpiTupleTable<'conn>> {
         let args = Param::all(args);
-        let table = guarded(|| match query.into() {
+        let table = match query.into() {
             Query::Prepared(statement) => self.0.select(statement, limit, args),
             Query::Text(sql) => self.0.select(&sql, limit, args),
-        });
+        };
         Ok(SpiTupleTable::of_last(table?))
     }
 
@@ -145,18 +126,17 @@ impl<'conn> SpiClient<'conn> {
     ) -> SpiResult<SpiTupleTable<'conn>> {
         let args = Param::all(args);
         // `update` of pgrx assigns a transaction id first, which a standby refuses with an internal error.
-        let table = guarded(|| match (query.into(), xact::is_in_recovery()) {
+        let table = match (query.into(), xact::is_in_recovery()) {
             (Query::Prepared(statement), false) => self.0.update(statement, limit, args),
             (Query::Text(sql), false) => self.0.update(&sql, limit, args),
             (Query::Prepared(statement), true) => self.0.select(statement, limit, args),
             (Query::Text(sql), true) => self.0.select(&sql, limit, args),
-        });
+        };
         Ok(SpiTupleTable::of_last(table?))
     }
 
     pub fn try_open_cursor(&self, query: &OwnedPreparedStatement, args: &[Param]) -> SpiResult<SpiCursor<'conn>> {
-        let cursor = guarded(|| self.0.try_open_cursor(query, Param::all(args)))?;
-        Ok(SpiCursor(cursor))
+        Ok(SpiCursor(self.0.try_open_cursor(query, Param::all(args))?))
     }
 
     pub fn try_open_cursor_mut(
@@ -167,8 +147,7 @@ impl<'conn> SpiClient<'conn> {
         if xact::is_in_recovery() {
             return self.try_open_cursor(query, args);
         }
-        let cursor = guarded(|| self.0.try_open_cursor_mut(query, Param::all(args)))?;
-        Ok(SpiCursor(cursor))
+        Ok(SpiCursor(self.0.try_open_cursor_mut(query, Param::all(args))?))
     }
 
     pub fn find_cursor(&self, name: &str) -> SpiResult<SpiCursor<'conn>> {
@@ -180,7 +159,7 @@ pub struct SpiCursor<'client>(spi::SpiCursor<'client>);
 
 impl SpiCursor<'_> {
     pub fn fetch(&mut self, count: c_long) -> SpiResult<SpiTupleTable<'_>> {
-        Ok(SpiTupleTable::of_last(guarded(|| self.0.fetch(count))?))
+        Ok(SpiTupleTable::of_last(self.0.fetch(count)?))
     }
 
     pub fn detach_into_name(self) -> String {

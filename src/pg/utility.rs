@@ -62,8 +62,7 @@ type Callback = fn(UtilityStatement) -> bool;
 static CALLBACK: OnceLock<Callback> = OnceLock::new();
 static mut NEXT: pg_sys::ProcessUtility_hook_type = None;
 
-// Core's function itself. The guard of the bindings would rebuild an error without the names of table and constraint.
-// So errors pass this module unchanged.
+// Core's function itself, without the guard of the bindings, which would catch an error and raise it again.
 unsafe extern "C-unwind" {
     #[allow(non_snake_case)] // core's name
     fn standard_ProcessUtility(
