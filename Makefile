@@ -11,7 +11,7 @@
 MAJORS      = target/majors
 PG_OF_MAJOR = $(firstword $(wildcard /usr/lib/postgresql/$(PG)/bin/pg_config $(MAJORS)/$(PG)/pg_config))
 # Not $(wildcard): make remembers what it found, and `servers:` may install a server.
-PG_USUAL    = $(or $(shell command -v pg_config || ls /usr/lib/postgresql/1[5-8]/bin/pg_config 2>/dev/null | tail -n 1),pg_config)
+PG_USUAL    = $(or $(shell command -v pg_config || ls /usr/lib/postgresql/1[5-9]/bin/pg_config 2>/dev/null | tail -n 1),pg_config)
 PG_CONFIG ?= $(if $(PG),$(or $(PG_OF_MAJOR),$(error there is no Postgres $(PG): install it, or run `make majors`)),$(PG_USUAL))
 PROFILE   ?= release
 CARGO     ?= cargo
@@ -34,8 +34,9 @@ datarootdir ?= $(PREFIX)/share
 mandir      ?= $(datarootdir)/man
 CTL          = target/release/outboxctl
 
-# A release has packages for each server of this machine, and for those that are unpacked below target/majors.
-RELEASE     ?= $(wildcard /usr/lib/postgresql/*/bin/pg_config $(MAJORS)/*/pg_config)
+# A release has packages for each server of this machine, and for those that are unpacked below target/majors but the
+# release candidate.
+RELEASE     ?= $(filter-out $(MAJORS)/19/pg_config,$(wildcard /usr/lib/postgresql/*/bin/pg_config $(MAJORS)/*/pg_config))
 
 # What the library is made of. `make install` copies a library that is newer than these, and builds otherwise.
 SOURCES      = Cargo.toml Cargo.lock src crates/core/src crates/worker/src crates/transport/src
@@ -120,7 +121,7 @@ TEST_MAJOR = $(RUN_TESTS) suite -- regress:: direct:: delivery:: faults::
 USUAL      = /usr/lib/postgresql/15/bin/pg_config
 MINOR      = $(MAJORS)/minors/15/pg_config
 
-majors: ## unpack Postgres 16, 17, 18 and RabbitMQ 4 below target/, for `make test PG=17`, `make test RABBITMQ=4.0`, `make test-all`
+majors: ## unpack Postgres 16, 17, 18, 19 (rc1) and RabbitMQ 4 below target/, for `make test PG=17`, `make test RABBITMQ=4.0`, `make test-all`
 	@tests/support/install_tools.sh majors
 	@tests/support/majors.sh $(MAJORS)
 

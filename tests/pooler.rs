@@ -151,7 +151,7 @@ fn a_setting_of_a_transaction_ends_with_it() {
 
 #[test]
 fn outboxctl_refuses_a_pooler_and_leaves_the_sessions_of_the_application_as_they_were() {
-    let cluster = idle_cluster(&[]);
+    let cluster = idle_cluster(&["jit = on"]); // the default before Postgres 19
     for more in ["", "ignore_startup_parameters = options, extra_float_digits"] {
         let pooler = Pooler::with(&cluster, more);
         let mut command = Command::new(outboxctl());

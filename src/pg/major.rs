@@ -22,7 +22,7 @@ pub(super) unsafe fn file(relation: pg_sys::Relation) -> File {
     }
 }
 
-/// The attributes of a tuple descriptor, in order. Postgres 18 stores them behind its compact ones.
+/// The attributes of a tuple descriptor, in order. Since Postgres 18 they are stored behind its compact ones.
 ///
 /// # Safety
 /// The descriptor is valid for as long as the result is used.
@@ -30,9 +30,9 @@ pub(super) unsafe fn attributes<'a>(descriptor: pg_sys::TupleDesc) -> &'a [pg_sy
     // SAFETY: promised by the caller. A descriptor has `natts` of them (TupleDescAttrAddress in tupdesc.h).
     unsafe {
         let count = (*descriptor).natts as usize;
-        #[cfg(not(feature = "pg18"))]
+        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
         return (*descriptor).attrs.as_slice(count);
-        #[cfg(feature = "pg18")]
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
         return std::slice::from_raw_parts((*descriptor).compact_attrs.as_ptr().add(count).cast(), count);
     }
 }
@@ -44,9 +44,9 @@ pub(super) unsafe fn attributes<'a>(descriptor: pg_sys::TupleDesc) -> &'a [pg_sy
 pub(super) unsafe fn primary_key(relation: pg_sys::Relation) -> pg_sys::Oid {
     // SAFETY: promised by the caller.
     unsafe {
-        #[cfg(not(feature = "pg18"))]
+        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
         return pg_sys::RelationGetPrimaryKeyIndex(relation);
-        #[cfg(feature = "pg18")]
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
         return pg_sys::RelationGetPrimaryKeyIndex(relation, false);
     }
 }
@@ -95,19 +95,13 @@ pub(super) unsafe fn heap_update(
         #[cfg(not(feature = "pg15"))]
         let (result, entries) = {
             use pg_sys::TU_UpdateIndexes as indexes;
-            let mut update = indexes::TU_None;
-            let result = pg_sys::heap_update(
-                relation,
-                old,
-                new,
-                command,
-                none,
-                true,
-                &mut failure,
-                &mut mode,
-                &mut update,
-            );
-            let entries = match update {
+            let mut changed = indexes::TU_None;
+            let (failure, mode, update) = (&mut failure, &mut mode, &mut changed);
+            #[cfg(not(feature = "pg19"))]
+            let result = pg_sys::heap_update(relation, old, new, command, none, true, failure, mode, update);
+            #[cfg(feature = "pg19")]
+            let result = pg_sys::heap_update(relation, old, new, command, 0, none, true, failure, mode, update);
+            let entries = match changed {
                 indexes::TU_None => NewEntries::None,
                 indexes::TU_Summarizing => NewEntries::Summarising,
                 _ => NewEntries::All,
@@ -116,6 +110,24 @@ pub(super) unsafe fn heap_update(
         };
         (result == pg_sys::TM_Result::TM_Ok).then_some(entries)
     }
+}
+
+/// Deletes a version of a row. Waits for a transaction that has locked it. False: another transaction has changed it.
+///
+/// # Safety
+/// The relation is open, and has the page.
+pub(super) unsafe fn heap_delete(relation: pg_sys::Relation, place: pg_sys::ItemPointer) -> bool {
+    let mut failure = pg_sys::TM_FailureData::default();
+    // SAFETY: promised by the caller.
+    let result = unsafe {
+        let (command, none) = (pg_sys::GetCurrentCommandId(true), std::ptr::null_mut());
+        #[cfg(not(feature = "pg19"))]
+        let result = pg_sys::heap_delete(relation, place, command, none, true, &mut failure, false);
+        #[cfg(feature = "pg19")]
+        let result = pg_sys::heap_delete(relation, place, command, 0, none, true, &mut failure);
+        result
+    };
+    result == pg_sys::TM_Result::TM_Ok
 }
 
 /// Whether an index has entries for ranges of pages instead of rows. Up to Postgres 15 all kinds are treated alike.
@@ -144,10 +156,12 @@ pub(super) unsafe fn index_beginscan(
 ) -> pg_sys::IndexScanDesc {
     // SAFETY: promised by the caller.
     unsafe {
-        #[cfg(not(feature = "pg18"))]
+        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
         return pg_sys::index_beginscan(table, index, snapshot, conditions, 0);
         #[cfg(feature = "pg18")]
         return pg_sys::index_beginscan(table, index, snapshot, std::ptr::null_mut(), conditions, 0);
+        #[cfg(feature = "pg19")]
+        return pg_sys::index_beginscan(table, index, snapshot, std::ptr::null_mut(), conditions, 0, 0);
     }
 }
 
@@ -226,19 +240,24 @@ pub(super) const CONNECT_WITHOUT_LOGIN: u32 = pg_sys::BGWORKER_BYPASS_ROLELOGINC
 pub(super) unsafe fn on_signal(signal: u32, handler: unsafe extern "C-unwind" fn(i32)) {
     // SAFETY: promised by the caller.
     unsafe {
-        #[cfg(not(feature = "pg18"))]
+        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
         pg_sys::pqsignal(signal as i32, Some(handler));
         #[cfg(feature = "pg18")]
         pg_sys::pqsignal_be(signal as i32, Some(handler));
+        // Postgres 19 also passes the sender. By the C calling convention a function may leave out last arguments.
+        #[cfg(feature = "pg19")]
+        let handler = std::mem::transmute::<_, pg_sys::pqsigfunc>(Some(handler));
+        #[cfg(feature = "pg19")]
+        pg_sys::pqsignal_be(signal as i32, handler);
     }
 }
 
 /// Ends this process and runs its exit callbacks.
 pub(super) fn exit(code: i32) -> ! {
-    // SAFETY: proc_exit does not return; the bindings for Postgres 18 do not say so.
+    // SAFETY: proc_exit does not return; the bindings since Postgres 18 do not say so.
     unsafe {
         pg_sys::proc_exit(code);
-        #[cfg(feature = "pg18")]
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
         std::hint::unreachable_unchecked()
     }
 }

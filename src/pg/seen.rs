@@ -97,7 +97,7 @@ unsafe fn is_plain(relation: pg_sys::Relation) -> bool {
 unsafe fn current(buffer: pg_sys::Buffer, line: u16, seq: i64) -> Option<pg_sys::TransactionId> {
     // SAFETY: promised by the caller. While the buffer is locked, its line pointers are valid.
     unsafe {
-        pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
+        pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as _);
         let page = pg_sys::BufferGetPage(buffer);
         let is_there = (1..=pg_sys::PageGetMaxOffsetNumber(page)).contains(&line);
         let item = is_there.then(|| pg_sys::PageGetItemId(page, line));
@@ -111,7 +111,7 @@ unsafe fn current(buffer: pg_sys::Buffer, line: u16, seq: i64) -> Option<pg_sys:
             let is_it = is_current && has_first && data.read_unaligned() == seq;
             is_it.then(|| (*tuple).t_choice.t_heap.t_xmin) // HeapTupleHeaderGetRawXmin
         });
-        pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_UNLOCK as i32);
+        pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_UNLOCK as _);
         found
     }
 }

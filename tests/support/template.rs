@@ -59,6 +59,14 @@ fn template_with_extension(installation: &Installation) -> PathBuf {
             .conf("outbox.databases = 'another'") // no worker writes into the template
             .start_from(&plain);
         cluster.exec("postgres", "create extension outbox");
+        // Since Postgres 19 a read can begin the visibility map of a catalog, and all processes are told. The first process
+        // of a worker would end then, as if a setting had changed.
+        let catalogs: String = cluster.query_one(
+            "postgres",
+            "select string_agg(oid::regclass::text, ', ') from pg_class
+             where relnamespace = 'pg_catalog'::regnamespace and relkind = 'r'",
+        );
+        cluster.exec("postgres", &format!("vacuum {catalogs}"));
         cluster.stop(StopMode::Fast);
         copy(&cluster.data_dir(), half_made);
         let conf = "postgresql.conf";
