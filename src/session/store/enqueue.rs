@@ -10,7 +10,7 @@ use crate::error::{UserError, internal};
 use crate::event;
 use crate::pg::clock::us_since_1970;
 use crate::pg::lookup::{Key, Lookup};
-use crate::pg::spi::{Param, Spi, SpiClient, SpiResult};
+use crate::pg::spi::{Lossy, Param, Spi, SpiClient, SpiResult};
 use crate::pg::trigger::Call;
 use crate::pg::{guc, security};
 use crate::session::effects;
@@ -299,7 +299,8 @@ fn read_events(statements: &Statements, seqs: &[i64], by_fast_path: bool) -> Res
             let (aggregate_type, id): (Option<String>, Option<String>) = (row.get(3)?, row.get(4)?);
             let found = Found {
                 key: aggregate_key(aggregate_type.as_deref(), id.as_deref()),
-                kind: row.get(2)?.unwrap_or_default(),
+                // The worker reports a type that cannot be read.
+                kind: row.get::<Lossy>(2)?.map_or_else(String::new, |kind| kind.0),
                 aggregate_type,
                 stored: match by_fast_path {
                     true => fast_path::stored(&row, statements.event_table, 5)?,
