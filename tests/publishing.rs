@@ -11,7 +11,8 @@ const SHOP: &str = "shop";
 
 /// Headings whose program runs, with the orders that it places, and what of Debian's packages not every machine has.
 type Run = (&'static str, &'static [i64], &'static [&'static str]);
-const RUN: [Run; 12] = [
+const RUN: [Run; 13] = [
+    ("Publish once", &[], &[]),
     ("psql", &[1, 2, 3, 4], &[]),
     ("psycopg", &[10], &[]),
     ("SQLAlchemy", &[20], &[]),
@@ -132,7 +133,7 @@ impl Stage {
         };
         let heading = block.heading.as_str();
         match heading {
-            "psql" => {
+            "psql" | "Publish once" => {
                 let file = self.file("program.sql", &block.text);
                 let mut command = Command::new(self.cluster.installation().bin("psql"));
                 command.args([
