@@ -123,11 +123,18 @@ impl<T> Default for Pieces<T> {
 }
 
 /// What a session reads of an event that it enqueues.
-pub struct SourceKey {
+pub struct EventKey {
     pub key: Option<String>,
     /// Empty if it was not asked for.
     pub kind: String,
     pub aggregate_type: Option<String>,
+}
+
+impl EventKey {
+    /// What subscriptions choose by first.
+    pub fn types(&self) -> (&str, Option<&str>) {
+        (&self.kind, self.aggregate_type.as_deref())
+    }
 }
 
 pub struct Source {
@@ -259,7 +266,7 @@ impl Source {
 
     /// The keys of these events, without those that do not exist. `with_types`: their types too. An error of the source is an
     /// error of the call.
-    pub fn keys(&self, seqs: &[i64], with_types: bool) -> Result<HashMap<i64, SourceKey>, UserError> {
+    pub fn keys(&self, seqs: &[i64], with_types: bool) -> Result<HashMap<i64, EventKey>, UserError> {
         let read = || {
             Spi::connect_mut(|client| {
                 let statement = keys_statement(client, self.keys_sql(with_types))?;
@@ -271,7 +278,7 @@ impl Source {
                         None => aggregate_key(aggregate_type.as_deref(), id.as_deref()),
                     };
                     let kind = row.get(5)?.unwrap_or_default();
-                    let found = SourceKey {
+                    let found = EventKey {
                         key,
                         kind,
                         aggregate_type,

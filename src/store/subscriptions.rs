@@ -6,7 +6,7 @@ use crate::pg::spi::{Param, Spi};
 use crate::pg::{catalog, guc, security, text, txn};
 use crate::store::statement::SavedStatement;
 use outbox_core::event::{COLUMNS, ColumnKind, Event};
-use outbox_core::subscriptions::{Filter, Subscriptions};
+use outbox_core::subscriptions::{EventFilter, Subscriptions};
 use outbox_transport::target::Kind;
 use outbox_worker::DEFAULT_DESTINATION;
 use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
@@ -58,13 +58,16 @@ impl Subscriber {
 
 impl Subscribed {
     /// A subscription outlives DROP SERVER. outbox_health reports it; no publish fails.
-    pub fn new(mut all: Vec<(Filter, Subscriber)>) -> Self {
+    pub fn new(mut all: Vec<(EventFilter, Subscriber)>) -> Self {
         all.retain(|(_, subscriber)| exists(&subscriber.destination));
         if !all
             .iter()
             .any(|(_, subscriber)| subscriber.destination == DEFAULT_DESTINATION)
         {
-            all.push((Filter::default(), Subscriber::new(DEFAULT_DESTINATION.to_owned(), None)));
+            all.push((
+                EventFilter::default(),
+                Subscriber::new(DEFAULT_DESTINATION.to_owned(), None),
+            ));
         }
         all.sort_by(|(_, a), (_, b)| a.destination.cmp(&b.destination));
         let (filters, subscribers) = all.into_iter().unzip();
@@ -80,15 +83,13 @@ impl Subscribed {
         (kind, aggregate_type): (&str, Option<&str>),
         event: impl Fn() -> Result<Cow<'e, Event>, UserError>,
     ) -> Result<Vec<&str>, UserError> {
-        let headers = match self.filters.read_headers() {
-            true => event()?.headers.clone(),
-            false => None,
-        };
-        let chosen = self.filters.met(kind, aggregate_type, headers.as_deref());
+        let read = self.filters.read_headers().then(&event).transpose()?;
+        let headers = read.as_ref().and_then(|event| event.headers.as_deref());
+        let chosen = self.filters.met(kind, aggregate_type, headers);
         let chosen: Vec<&Subscriber> = chosen.into_iter().map(|position| &self.subscribers[position]).collect();
         let mut is_met = vec![true; chosen.len()];
         if chosen.iter().any(|subscriber| subscriber.condition.is_some()) {
-            let event = event()?;
+            let event = read.map_or_else(&event, Ok)?;
             as_reader(|| {
                 for (is_met, subscriber) in is_met.iter_mut().zip(&chosen) {
                     let Subscriber { destination, condition } = subscriber;

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 
 /// What one subscription asks for, apart from its condition.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Filter {
+pub struct EventFilter {
     /// None = all; an empty list = none.
     pub types: Option<HashSet<String>>,
     /// None = all; an event without an aggregate type meets no list.
@@ -15,7 +15,7 @@ pub struct Filter {
     pub headers: Map<String, Value>,
 }
 
-impl Filter {
+impl EventFilter {
     /// `headers` is the JSON text of an object.
     pub fn new(types: Option<Vec<String>>, aggregate_types: Option<Vec<String>>, headers: Option<&str>) -> Self {
         Self {
@@ -40,7 +40,7 @@ impl Filter {
 /// name its value of a header, its type, or neither.
 #[derive(Debug, Default)]
 pub struct Subscriptions {
-    filters: Vec<Filter>,
+    filters: Vec<EventFilter>,
     /// By the first header of the filter and by its value as JSON.
     by_header: HashMap<String, HashMap<String, Vec<usize>>>,
     by_type: HashMap<String, Vec<usize>>,
@@ -48,7 +48,7 @@ pub struct Subscriptions {
 }
 
 impl Subscriptions {
-    pub fn new(filters: Vec<Filter>) -> Self {
+    pub fn new(filters: Vec<EventFilter>) -> Self {
         let mut all = Self::default();
         for (position, filter) in filters.iter().enumerate() {
             match (filter.headers.iter().next(), &filter.types) {
@@ -108,9 +108,9 @@ mod tests {
         hash_map("[xy]", value, 0..3).prop_map(|headers| headers.into_iter().collect())
     }
 
-    fn filter() -> impl Strategy<Value = Filter> {
+    fn filter() -> impl Strategy<Value = EventFilter> {
         let names = || option::of(hash_set("[ab]?", 0..3));
-        (names(), names(), headers()).prop_map(|(types, aggregate_types, headers)| Filter {
+        (names(), names(), headers()).prop_map(|(types, aggregate_types, headers)| EventFilter {
             types,
             aggregate_types,
             headers,
@@ -134,9 +134,9 @@ mod tests {
 
     #[test]
     fn a_filter_without_lists_is_met_by_every_event_and_an_empty_list_by_none() {
-        let none = Filter::new(Some(Vec::new()), None, None);
-        let tenant = Filter::new(None, None, Some(r#"{"tenant": "acme"}"#));
-        let all = Subscriptions::new(vec![Filter::default(), none, tenant]);
+        let none = EventFilter::new(Some(Vec::new()), None, None);
+        let tenant = EventFilter::new(None, None, Some(r#"{"tenant": "acme"}"#));
+        let all = Subscriptions::new(vec![EventFilter::default(), none, tenant]);
         assert_eq!(all.met("A", None, None), [0]);
         assert_eq!(all.met("A", None, Some(r#"{"tenant": "acme", "n": 1}"#)), [0, 2]);
         assert_eq!(all.met("A", None, Some(r#"{"tenant": "other"}"#)), [0]);

@@ -17,7 +17,7 @@ use crate::session::effects;
 use crate::session::fast_path::{self, Inserted, Stored};
 use crate::shared::{statistics, transactions};
 use crate::store::rows::{self, MESSAGE};
-use crate::store::source::SourceKey;
+use crate::store::source::EventKey;
 use crate::store::{AGGREGATE_KEY, aggregate_key};
 use outbox_core::engine::RowId;
 use outbox_core::envelope;
@@ -59,9 +59,7 @@ pub(super) struct NewMessage<'a> {
 
 /// An event that was looked up.
 struct Found {
-    key: Option<String>,
-    kind: String,
-    aggregate_type: Option<String>,
+    event: EventKey,
     stored: Option<Stored>,
 }
 
@@ -97,7 +95,10 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
             let by_fast_path = times.are_unset() && effects::may_use_fast_path(seqs.len());
             read_events(statements, seqs, by_fast_path)?
         }
-        Some(source) if are_looked_up => of_source(source.keys(seqs, subscribed.is_some())?),
+        Some(source) if are_looked_up => {
+            let keys = source.keys(seqs, subscribed.is_some())?.into_iter();
+            keys.map(|(seq, event)| (seq, Found { event, stored: None })).collect()
+        }
         Some(_) => HashMap::new(),
     };
     let mut missing = seqs.iter().filter(|seq| !found.contains_key(seq)).peekable();
@@ -114,7 +115,7 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
     }
     let keys = match keys {
         Keys::Given(keys) => keys,
-        Keys::LookedUp => seqs.iter().map(|seq| found[seq].key.clone()).collect(),
+        Keys::LookedUp => seqs.iter().map(|seq| found[seq].event.key.clone()).collect(),
     };
     for key in keys.iter().flatten() {
         envelope::check_short(AGGREGATE_KEY, key)?; // a given one is short
@@ -125,14 +126,12 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
         None => drop(receivers.insert(destination, all.collect())),
         Some(subscribed) => {
             for (seq, key) in all {
-                let Found {
-                    kind, aggregate_type, ..
-                } = &found[&seq];
+                let types = found[&seq].event.types();
                 let event = || match &source {
                     Some(source) => source.event(seq).map(Cow::Owned),
                     None => read_whole_event(statements, seq).map(Cow::Owned),
                 };
-                for receiver in subscribed.destinations((kind, aggregate_type.as_deref()), event)? {
+                for receiver in subscribed.destinations(types, event)? {
                     receivers.entry(receiver).or_default().push((seq, key.clone()));
                 }
             }
@@ -298,10 +297,12 @@ fn read_events(statements: &Statements, seqs: &[i64], by_fast_path: bool) -> Res
         let found = rows.map(|row| {
             let (aggregate_type, id): (Option<String>, Option<String>) = (row.get(3)?, row.get(4)?);
             let found = Found {
-                key: aggregate_key(aggregate_type.as_deref(), id.as_deref()),
-                // The worker reports a type that cannot be read.
-                kind: row.get::<Lossy>(2)?.map_or_else(String::new, |kind| kind.0),
-                aggregate_type,
+                event: EventKey {
+                    key: aggregate_key(aggregate_type.as_deref(), id.as_deref()),
+                    // The worker reports a type that cannot be read.
+                    kind: row.get::<Lossy>(2)?.map_or_else(String::new, |kind| kind.0),
+                    aggregate_type,
+                },
                 stored: match by_fast_path {
                     true => fast_path::stored(&row, statements.event_table, 5)?,
                     false => None,
@@ -332,21 +333,6 @@ fn read_whole_event(statements: &Statements, seq: i64) -> Result<Event, UserErro
             .map_err(internal)?
             .ok_or_else(|| not_stored("outbox_events", [&seq].into_iter(), STORE_FIRST))
     })
-}
-
-/// Events of a source.
-fn of_source(keys: HashMap<i64, SourceKey>) -> HashMap<i64, Found> {
-    let found = |SourceKey {
-                     key,
-                     kind,
-                     aggregate_type,
-                 }| Found {
-        key,
-        kind,
-        aggregate_type,
-        stored: None,
-    };
-    keys.into_iter().map(|(seq, key)| (seq, found(key))).collect()
 }
 
 /// Where the events with these seqs are. A statement finds them by these places and not by their seqs: that would make

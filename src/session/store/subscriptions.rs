@@ -10,7 +10,7 @@ use crate::pg::spi::{Param, Spi, SpiResult};
 use crate::pg::trigger::Call;
 use crate::pg::{security, table, xact};
 use crate::store::subscriptions::{Subscribed, Subscriber};
-use outbox_core::subscriptions::Filter;
+use outbox_core::subscriptions::EventFilter;
 use outbox_worker::DEFAULT_DESTINATION;
 use pgrx::PgBuiltInOids;
 use std::rc::Rc;
@@ -59,7 +59,7 @@ fn read(statements: &Statements) -> Result<Option<Subscribed>, UserError> {
         let rows = rows.map(|row| {
             let (types, aggregate_types): (Option<Vec<String>>, Option<Vec<String>>) = (row.get(2)?, row.get(3)?);
             let headers: Option<String> = row.get(4)?;
-            let filter = Filter::new(types, aggregate_types, headers.as_deref());
+            let filter = EventFilter::new(types, aggregate_types, headers.as_deref());
             Ok((filter, Subscriber::new(row.get(1)?.unwrap_or_default(), row.get(5)?)))
         });
         let all = rows.collect::<SpiResult<Vec<_>>>().map_err(internal)?;
