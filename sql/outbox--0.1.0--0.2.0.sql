@@ -519,6 +519,8 @@ begin
     select x.at from @extschema@.outbox_attempts_log x
     where x.seq = f.seq and x.destination = f.destination order by x.at desc offset 20 limit 1) old
   where l.seq = f.seq and l.destination = f.destination and l.at <= old.at;
+  perform outbox_internal.notify_dead(array_agg(f.seq), array_agg(f.destination))
+  from unnest(failed) f where f.outcome in ('dead', 'expired') having count(*) > 0;
 end
 $$;
 comment on function outbox_internal.record_failed(@extschema@.outbox_attempts_log[]) is
@@ -1096,13 +1098,95 @@ returns tid[] language sql stable security definer set search_path = pg_catalog,
                             '(0,0)'::tid) order by u.i)
   from unnest($1, $2, $3) with ordinality as u (seq, destination, partition, i);
 $$;
+create view outbox_internal.notice_receivers as
+select n.destination, n.receiver, p.problem, p.remedy
+from (
+  select s.srvname::text as destination, quote_ident(pg_get_userbyid(s.srvowner)) as owner, s.srvowner,
+         substr(o.option, length('dead_letters_to=') + 1) as receiver
+  from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
+  cross join unnest(s.srvoptions) o (option)
+  where w.fdwname in ('outbox_amqp', 'outbox_http') and starts_with(o.option, 'dead_letters_to=')
+    and (s.srvname <> 'default' or pg_has_role(s.srvowner, 'outbox_admin', 'usage'))) n
+left join (pg_foreign_server r join pg_foreign_data_wrapper v on v.oid = r.srvfdw and v.fdwname in ('outbox_amqp', 'outbox_http'))
+  on r.srvname = n.receiver
+left join lateral (
+  select x.problem, x.remedy
+  from (values
+    (exists (select from @extschema@.outbox_source), 'events are read from a source, where a notice has no place',
+     format('ALTER SERVER %I OPTIONS (DROP dead_letters_to)', n.destination)),
+    (n.receiver <> 'default' and r.oid is null, 'it does not exist',
+     format('ALTER SERVER %I OPTIONS (DROP dead_letters_to); or create the server %I', n.destination, n.receiver)),
+    (n.receiver <> 'default' and not has_server_privilege(n.srvowner, r.oid, 'usage'), n.owner || ' has no USAGE on it',
+     format('GRANT USAGE ON FOREIGN SERVER %I TO %s', n.receiver, n.owner))) x (applies, problem, remedy)
+  where x.applies limit 1) p on true;
+comment on view outbox_internal.notice_receivers is
+  'Destinations with the option dead_letters_to: where the notices of their dead letters go, and why none does (NULL ='
+  ' they do).';
+
+create function outbox_internal.error_kind(reason text)
+returns text language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_error_kind_wrapper';
+comment on function outbox_internal.error_kind(text) is
+  'The kind of a dead letter as in outbox_errors, from its reason.';
+
+create function outbox_internal.notify_dead(seqs bigint[], destinations text[])
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  told text[];
+  receivers text[];
+  places smallint[];
+  notices bigint[];
+begin
+  select array_agg(r.destination), array_agg(r.receiver) into told, receivers
+  from outbox_internal.notice_receivers r where r.destination = any (destinations) and r.problem is null;
+  if told is null then
+    return;
+  end if;
+  begin
+    with notice as materialized (
+      select nextval('@extschema@.outbox_events_seq_seq') as seq, r.receiver, d.partition, e.aggregate_type, e.aggregate_id,
+             outbox_internal.legible(jsonb_build_object(
+               'destination', d.destination, 'seq', d.seq, 'id', e.id, 'type', e.type, 'aggregate_type', e.aggregate_type,
+               'aggregate_id', e.aggregate_id, 'key', case when e.seq is not null then d.key end, 'kind', outbox_internal.error_kind(d.reason),
+               'reason', d.reason, 'attempts', d.attempts, 'blocks', d.blocks, 'enqueued_at', d.enqueued_at,
+               'died_at', d.died_at)::text)::jsonb as payload
+      from unnest(seqs, destinations) u (seq, destination)
+      join unnest(told, receivers) r (destination, receiver) on r.destination = u.destination
+      -- OFFSET 0: each is looked up in the index, whatever the planner takes the tables for.
+      cross join lateral (select x.* from @extschema@.outbox_dead x
+                          where x.seq = u.seq and x.destination = u.destination offset 0) d
+      left join lateral (select x.* from @extschema@.outbox_events x where x.seq = u.seq offset 0) e on true
+      where e.type is distinct from 'outbox.dead_letter' -- a notice of a notice could go round in a circle
+    ), event as (
+      -- It has the aggregate of the event, so that outbox_purge() finds it.
+      insert into @extschema@.outbox_events (seq, id, type, aggregate_type, aggregate_id, payload)
+      select n.seq, gen_random_uuid(), 'outbox.dead_letter', n.aggregate_type, n.aggregate_id, n.payload from notice n
+    ), message as (
+      insert into @extschema@.outbox (seq, destination, partition) select n.seq, n.receiver, n.partition from notice n
+    )
+    select array_agg(n.receiver), array_agg(n.partition), array_agg(n.seq) into receivers, places, notices from notice n;
+    if notices is not null then
+      perform outbox_internal.record_ready(receivers, places, notices);
+    end if;
+  exception when others then
+    raise warning 'no notice of % dead letter(s): %', cardinality(seqs), sqlerrm
+      using errcode = sqlstate, hint = 'The messages are dead letters all the same: see outbox_dead.';
+  end;
+end
+$$;
+comment on function outbox_internal.notify_dead(bigint[], text[]) is
+  'For new dead letters: writes an event for the destination that dead_letters_to names. An error of that is a warning,'
+  ' because it must not keep other messages from being settled.';
+
 create or replace function outbox_internal.dead_letter(
   tids tid[], waiting_tids tid[], leased bigint[], out destination text, out count bigint, out blocking boolean
 ) returns setof record language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
+declare
+  seqs bigint[];
+  destinations text[];
+  failed boolean[];
 begin
-  return query
   with ready as materialized (
     select o.ctid as row_tid from @extschema@.outbox o
     where o.ctid = any (tids) and o.expires_at <= clock_timestamp()
@@ -1134,7 +1218,11 @@ begin
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
         replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
   )
-  select e.destination, count(*), bool_or(e.has_failed) from expired e group by 1;
+  select array_agg(e.seq), array_agg(e.destination), array_agg(e.has_failed) into seqs, destinations, failed from expired e;
+  if seqs is not null then
+    perform outbox_internal.notify_dead(seqs, destinations);
+  end if;
+  return query select d.destination, count(*), bool_or(d.failed) from unnest(destinations, failed) d (destination, failed) group by 1;
 end
 $$;
 create or replace function outbox_internal.expire(
@@ -2985,6 +3073,9 @@ select 'destination', s.destination, 'it is subscribed, and does not exist: no e
 from @extschema@.outbox_subscriptions s
 where s.destination not in (select d.destination from outbox_internal.destinations() d)
 union all
+select 'destination', n.destination, format('notices of its dead letters do not reach %s: %s', n.receiver, n.problem), n.remedy
+from outbox_internal.notice_receivers n where n.problem is not null
+union all
 -- A worker tries again after half a second; what ends within a few tries is no problem.
 select 'database', null, 'a statement of a worker fails: ' || g.n[3],
        coalesce('undo what the error names, for example: ' || (
@@ -3945,7 +4036,7 @@ begin
       ('make_ready', planned_once), ('blocked_keys', planned_once), ('expire', planned_once), ('dead_letter', planned_once),
       -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap; but what it calls uses an index.
       ('settle', planned_once || ' set enable_indexscan = off'),
-      ('record_failed', in_order || ' set enable_indexscan = on'),
+      ('record_failed', in_order || ' set enable_indexscan = on'), ('notify_dead', row_by_row || ' set enable_indexscan = on'),
       ('work_claim_unleased', of_bodies),
       -- Relays and waits.
       ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('claimable_heads', in_order),
@@ -4126,6 +4217,9 @@ begin
         'next_due_ms',
         'blocked_keys',
         'locate',
+        'notice_receivers',
+        'error_kind',
+        'notify_dead',
         'destination_of',
         'revive',
         'discard',

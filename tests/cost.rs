@@ -150,6 +150,33 @@ fn an_action_on_one_message_costs_the_same_with_few_and_many_waiting() {
     }
 }
 
+#[test]
+fn a_notice_costs_the_same_with_few_and_many_dead_letters() {
+    for (which, made) in STATISTICS {
+        let (_cluster, mut client) = with_statistics(made);
+        client.run("create server shop foreign data wrapper outbox_amqp options (dead_letters_to 'default')");
+        let mut costs = Vec::new();
+        for (from, to) in [(1, 100), (101, 20_000)] {
+            client.run(&format!(
+                "insert into outbox_events (seq, id, type, payload)
+                   select n, gen_random_uuid(), 'T', '{{}}' from generate_series({from}, {to}) n;
+                 insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, reason)
+                   select n, now(), 1, 0, 'shop', 'unroutable: NO_ROUTE' from generate_series({from}, {to}) n;
+                 select setval('outbox_events_seq_seq', 20000 + {to})"
+            ));
+            let mut cost = |seq: i32| {
+                blocks(
+                    &mut client,
+                    &format!("select outbox_internal.notify_dead('{{{seq}}}', '{{shop}}')"),
+                )
+            };
+            cost(to - 1); // what is read once in a session
+            costs.push(cost(to - 2));
+        }
+        assert!(costs[1] <= costs[0] + 20, "{which}: {costs:?}");
+    }
+}
+
 // ---- in flight ------------------------------------------------------------------------------------------------------
 
 #[test]

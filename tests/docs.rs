@@ -95,7 +95,7 @@ const PAGES: &[Page] = &[
     },
     Page {
         name: "docs/operate/incidents.md",
-        before: "",
+        before: "create server audit foreign data wrapper outbox_amqp",
         replacements: &[],
         alone: &[],
     },

@@ -302,7 +302,8 @@ fn a_text_that_cannot_become_utf8_is_refused_at_the_call() {
 fn a_stored_message_that_cannot_become_utf8_becomes_a_dead_letter_and_blocks_no_other() {
     let served = served(SQL_ASCII.0);
     served.session().run(
-        r"create function bad() returns text language sql as $$ select convert_from('\x4aff'::bytea, 'SQL_ASCII') $$;
+        r#"create server "default" foreign data wrapper outbox_amqp options (dead_letters_to 'default');
+              create function bad() returns text language sql as $$ select convert_from('\x4aff'::bytea, 'SQL_ASCII') $$;
               insert into outbox_events (seq, id, type, actor, payload) values
                 (1001, gen_random_uuid(), 'T', bad(), '{}'), (1003, gen_random_uuid(), 'T', null, to_jsonb(bad())),
                 (1005, gen_random_uuid(), bad(), null, '{}'), (1007, gen_random_uuid(), 'T', null, '{}');
@@ -311,11 +312,18 @@ fn a_stored_message_that_cannot_become_utf8_becomes_a_dead_letter_and_blocks_no_
               begin;
               select outbox_enqueue(n) from unnest('{1001,1002,1003,1004,1005,1006}'::int8[]) n;
               insert into outbox (seq, destination, partition, key) values (1007, 'default', 1, bad());
-              commit;",
+              commit;"#,
     );
-    served.wait_drained();
+    let bodies = served.bodies();
     assert_eq!(
         served.text("select string_agg(seq::text, ',' order by seq) from outbox_dead"),
         "1001,1003,1005,1007"
     );
+    let of_type = |name| bodies.iter().filter(move |body| body["type"] == name);
+    assert_eq!(of_type("Good").count(), 3);
+    let mut told: Vec<_> = of_type("outbox.dead_letter")
+        .map(|body| body["payload"]["seq"].as_i64())
+        .collect();
+    told.sort();
+    assert_eq!(told, [1001, 1003, 1005, 1007].map(Some), "their notices can be read");
 }

@@ -6,6 +6,7 @@ mod destinations;
 mod keys;
 mod lanes;
 mod leases;
+mod notices;
 mod running;
 mod subscriptions;
 
@@ -49,6 +50,7 @@ on_both_hosts! {
     leases::a_worker_alone_that_stalls_past_its_lease_settles_what_was_confirmed,
     leases::with_leasing_off_no_other_worker_takes_what_a_slow_receiver_delays,
     leases::a_changed_setting_takes_effect_at_once_and_the_leases_are_refreshed,
+    notices::a_dead_letter_sends_a_notice_and_the_notice_none,
     subscriptions::an_id_that_sessions_publish_at_once_arrives_once,
     subscriptions::subscriptions_that_change_under_load_lose_and_double_nothing,
     running::parked_messages_are_released_while_the_database_is_not_adopted_and_go_in_order_afterwards,

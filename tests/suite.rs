@@ -30,6 +30,7 @@ mod manual;
 mod migrating;
 mod monitoring;
 mod network_waits;
+mod notices;
 mod operating;
 mod order;
 mod outboxctl;

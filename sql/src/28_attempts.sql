@@ -35,6 +35,8 @@ begin
     select x.at from @extschema@.outbox_attempts_log x
     where x.seq = f.seq and x.destination = f.destination order by x.at desc offset 20 limit 1) old
   where l.seq = f.seq and l.destination = f.destination and l.at <= old.at;
+  perform outbox_internal.notify_dead(array_agg(f.seq), array_agg(f.destination))
+  from unnest(failed) f where f.outcome in ('dead', 'expired') having count(*) > 0;
 end
 $$;
 comment on function outbox_internal.record_failed(@extschema@.outbox_attempts_log[]) is

@@ -10,8 +10,11 @@ create function outbox_internal.dead_letter(
 ) returns setof record language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
+declare
+  seqs bigint[];
+  destinations text[];
+  failed boolean[];
 begin
-  return query
   with ready as materialized (
     select o.ctid as row_tid from @extschema@.outbox o
     where o.ctid = any (tids) and o.expires_at <= clock_timestamp()
@@ -43,7 +46,11 @@ begin
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
         replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
   )
-  select e.destination, count(*), bool_or(e.has_failed) from expired e group by 1;
+  select array_agg(e.seq), array_agg(e.destination), array_agg(e.has_failed) into seqs, destinations, failed from expired e;
+  if seqs is not null then
+    perform outbox_internal.notify_dead(seqs, destinations);
+  end if;
+  return query select d.destination, count(*), bool_or(d.failed) from unnest(destinations, failed) d (destination, failed) group by 1;
 end
 $$;
 comment on function outbox_internal.dead_letter(tid[], tid[], bigint[]) is

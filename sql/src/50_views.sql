@@ -655,6 +655,9 @@ select 'destination', s.destination, 'it is subscribed, and does not exist: no e
 from @extschema@.outbox_subscriptions s
 where s.destination not in (select d.destination from outbox_internal.destinations() d)
 union all
+select 'destination', n.destination, format('notices of its dead letters do not reach %s: %s', n.receiver, n.problem), n.remedy
+from outbox_internal.notice_receivers n where n.problem is not null
+union all
 -- A worker tries again after half a second; what ends within a few tries is no problem.
 select 'database', null, 'a statement of a worker fails: ' || g.n[3],
        coalesce('undo what the error names, for example: ' || (

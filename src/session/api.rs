@@ -26,6 +26,7 @@ use crate::shared::{floors, launcher, statistics, transactions, workers};
 use crate::store::source::by_sql::Criteria;
 use crate::store::source::{PARTS, Source};
 use crate::store::standbys;
+use outbox_core::error_group;
 use outbox_core::event::sendable;
 use outbox_core::message::Outcome;
 use outbox_core::open_transactions::lane_crc;
@@ -338,6 +339,11 @@ fn outbox_record_error(
         let error_group = FailureGroup::of_messages(&destination, error, is_dead, seq.unwrap_or_default(), count);
         effects::record_error(error_group);
     }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_error_kind(reason: SqlText) -> SqlText {
+    error_group::kind(&reason, true).into()
 }
 
 #[pg_extern(sql = false)]

@@ -18,7 +18,8 @@ fn cluster(receiver: &Receiver, conf: &[&str]) -> Cluster {
         DB,
         &format!(
             "create server \"default\" foreign data wrapper outbox_http options (url '{}');
-             create server sour foreign data wrapper outbox_http options (url '{}', max_attempts '1')",
+             create server sour foreign data wrapper outbox_http
+               options (url '{}', max_attempts '1', dead_letters_to 'default')",
             receiver.url("/sweet"),
             receiver.url("/sour")
         ),

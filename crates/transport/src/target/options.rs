@@ -69,12 +69,12 @@ impl Kind {
         match (self, level) {
             (Self::Amqp, Level::Server) => {
                 "url, exchange, exchange_type, routing_key, format, body, headers, content_type, app_id, source, expiration, \
-                 priority, ordering, on_dead, max_attempts, max_pending, max_rate, max_in_flight, retry_backoff, \
-                 retry_backoff_max, connect_timeout, confirm_timeout, tls_ca"
+                 priority, ordering, on_dead, dead_letters_to, max_attempts, max_pending, max_rate, max_in_flight, \
+                 retry_backoff, retry_backoff_max, connect_timeout, confirm_timeout, tls_ca"
             }
             (Self::Http, Level::Server) => {
-                "url, concurrency, format, body, headers, content_type, app_id, source, ordering, on_dead, max_attempts, \
-                 max_pending, max_rate, retry_backoff, retry_backoff_max, connect_timeout, timeout, tls_ca"
+                "url, concurrency, format, body, headers, content_type, app_id, source, ordering, on_dead, dead_letters_to, \
+                 max_attempts, max_pending, max_rate, retry_backoff, retry_backoff_max, connect_timeout, timeout, tls_ca"
             }
             (Self::Amqp, Level::UserMapping) => "user, password, tls_cert, tls_key",
             (Self::Http, Level::UserMapping) => "user, password, bearer_token, signing_secret, tls_cert, tls_key",
@@ -176,6 +176,10 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
                 )?;
             }
             ("on_dead", _) => target.rules.dead_blocks = choice(name, value, &[("block", true), ("skip", false)])?,
+            // Read by SQL where a message becomes a dead letter.
+            ("dead_letters_to", _) if value.is_empty() => {
+                return Err(bad(name, "it is empty", "Name another destination, or default."));
+            }
             ("max_attempts", _) => target.rules.retry.max_attempts = number(name, value, 1..=i32::MAX as u64)? as u32,
             ("max_pending", _) => target.limits.max_pending = number(name, value, 0..=LIMIT_MAX)? as u32,
             ("max_rate", _) => target.limits.max_rate = number(name, value, 0..=LIMIT_MAX)? as u32,
