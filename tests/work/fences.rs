@@ -103,14 +103,14 @@ fn a_role_with_outbox_relay_alone_runs_a_worker_and_reads_no_table() {
     }
 }
 
-/// The calls of the protocol in which a worker says its name.
+/// The calls of the protocol in which a worker says its name. Maintenance removes a worker named server-… that has ended.
 const CALLS: [&str; 6] = [
-    "heartbeat('server-1', 1, 10)",
-    "report('server-1', 'default', 'connected', null, null, null)",
-    "leave('server-1')",
-    "claim('server-1', 'default', '{0}', '{1}', '{1}', '{0}', 1)",
-    "claim_waiting('server-1', 'default', '0', 'k', 1, 1, 1, 1)",
-    "due('server-1', '{0}', '{1}', 10)",
+    "heartbeat('other-1', 1, 10)",
+    "report('other-1', 'default', 'connected', null, null, null)",
+    "leave('other-1')",
+    "claim('other-1', 'default', '{0}', '{1}', '{1}', '{0}', 1)",
+    "claim_waiting('other-1', 'default', '0', 'k', 1, 1, 1, 1)",
+    "due('other-1', '{0}', '{1}', 10)",
 ];
 
 #[test]
@@ -120,9 +120,9 @@ fn a_session_acts_as_no_other_worker() {
     cluster.exec(
         DB,
         "select outbox_enqueue(2, 'k', partition_key => 'p00');
-         select outbox_internal.heartbeat('server-1', 1, 3600);
+         select outbox_internal.heartbeat('other-1', 1, 3600);
          update outbox_partitions set lease_epoch = 0;
-         select outbox_internal.lease_take('server-1', '{0}', 3600);
+         select outbox_internal.lease_take('other-1', '{0}', 3600);
          insert into outbox_waiting (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination)
          values (1, now(), now(), 0, 0, 0, false, 's', 'default')",
     );
@@ -134,10 +134,10 @@ fn a_session_acts_as_no_other_worker() {
             let refused = code(&mut client, &format!("select * from outbox_internal.{call}"));
             assert_eq!(refused, expected, "{call}");
         }
-        begin(&mut client, "server-1");
+        begin(&mut client, "other-1");
     }
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_workers"), 1);
-    let held = "select count(*) from outbox_partitions where lease_owner = 'server-1'";
+    let held = "select count(*) from outbox_partitions where lease_owner = 'other-1'";
     assert_eq!(cluster.query_one::<i64>(DB, held), 1);
 }
 
