@@ -701,7 +701,13 @@ fn a_database_without_a_message_shows_how_to_publish_one() {
         .split("<pre tabindex=\"0\">")
         .nth(1)
         .and_then(|rest| rest.split('<').next());
-    cluster.exec(DB, &statement.expect("a statement").replace("&quot;", "\""));
+    cluster.exec(
+        DB,
+        &statement
+            .expect("a statement")
+            .replace("&quot;", "\"")
+            .replace("&gt;", ">"),
+    );
     wait_until("the page to show the message instead", LONG, || {
         let page = monitor.page("/");
         page.contains("Pending</a></dt><dd class=\"value\">1</dd>") && !page.contains("Publish a message")

@@ -208,7 +208,8 @@ fn blocked_keys(problem: &Problem, blocked: &[BlockedKeyRow]) -> Alert {
 
 /// How to publish, while there is nothing to show.
 pub fn start(snapshot: &MonitorSnapshot) -> Markup {
-    const PUBLISH: &str = "select outbox_publish('OrderPlaced', '{\"total\": 99.90}', 'order', '42', 'placed');";
+    const PUBLISH: &str = r#"select outbox_publish(type => 'OrderPlaced', payload => '{"order": 42, "total": 99.90}',
+                      aggregate_type => 'order', aggregate_id => '42', operation => 'placed');"#;
     let status = &snapshot.status;
     let is_empty = (status.pending, status.published_total, status.dead) == (Some(0), Some(0), 0);
     html! {
