@@ -30,12 +30,6 @@ fn remedy(cluster: &Cluster, check: &str, destination: Option<&str>, words: &str
     })
 }
 
-/// Types statements one after the other, as psql does.
-fn type_sql(cluster: &Cluster, command: &str) {
-    let mut client = cluster.connect(DB);
-    command.split("; ").for_each(|statement| client.run(statement));
-}
-
 /// A server with the destinations `default` and `audit`, each with an exchange and a queue of the same name.
 struct Site {
     broker: Broker,

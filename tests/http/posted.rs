@@ -321,19 +321,30 @@ fn the_call_that_makes_a_local_destination_says_how_to_allow_it() {
         format!("create server hook foreign data wrapper outbox_http options (url '{url}')")
     };
     let amqp = |url: &str| format!("create server hook foreign data wrapper outbox_amqp options (url '{url}')");
-    for (sql, host) in [
-        (http("127.0.0.1"), "127.0.0.1"),
-        (http("localhost"), "localhost"),
-        (amqp("amqp://127.0.0.1:2"), "127.0.0.1"),
+    for (sql, host, is_delivered) in [
+        (http("127.0.0.1"), "127.0.0.1", true),
+        (http("localhost"), "localhost", true),
+        (amqp("amqp://127.0.0.1:2"), "127.0.0.1", false), // nothing listens there
     ] {
         let (message, hint) = warning(&cluster, &sql).expect("a WARNING");
         assert!(message.contains(&format!("{host} is a loopback address")), "{message}");
-        assert!(
-            hint.contains(&format!("ALTER SYSTEM SET outbox.http_allow = '10.0.0.0/8, {host}'")),
-            "{hint}"
-        );
+        let command = format!("ALTER SYSTEM SET outbox.http_allow = '10.0.0.0/8, {host}'; SELECT pg_reload_conf()");
+        assert!(hint.ends_with(&format!(": {command}.")), "{hint}");
+        if is_delivered {
+            cluster.publish_run("hook", host, 1);
+            wait_for_reason(&cluster, "hook", "address_refused");
+            type_sql(&cluster, &command);
+            wait_drained(&cluster);
+            type_sql(
+                &cluster,
+                "alter system reset outbox.http_allow; select pg_reload_conf()",
+            );
+            let is_reset = "select current_setting('outbox.http_allow') = '10.0.0.0/8'";
+            wait_true(&cluster, "the setting of before", is_reset);
+        }
         cluster.exec(DB, "drop server hook");
     }
+    assert_eq!(receiver.requests().len(), 2);
     for sql in [
         http("hooks.example"),
         http("10.1.2.3"),
@@ -350,7 +361,7 @@ fn the_call_that_makes_a_local_destination_says_how_to_allow_it() {
     assert!(hint.ends_with(&format!(": {command}.")), "{hint}");
     cluster.exec(DB, command);
     cluster.publish_run("hook", "k", 1);
-    wait_published(&cluster, 1);
+    wait_published(&cluster, 3);
 }
 
 /// The first warning of a statement in a new session: its message and its HINT.

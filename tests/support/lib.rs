@@ -54,7 +54,7 @@ pub use private_broker::{Node, PrivateBroker, Size};
 pub use proxy::{Mode, Proxy};
 pub use pty::Pty;
 pub use receiver::{Receiver, Reply, Request};
-pub use session::{Event, Session, publish_many};
+pub use session::{Event, Session, publish_many, type_sql};
 pub use skip::{skip, skip_without};
 pub use stage::*;
 pub use wait::{LONG, wait_for, wait_until, wait_within, within};

@@ -131,3 +131,9 @@ pub fn publish_many(cluster: &Cluster, destination: &str, kind: &str, count: usi
     let event = format!("outbox_publish('{kind}', '{{}}', destination => '{destination}')");
     cluster.exec(DB, &format!("select {event} from generate_series(1, {count})"));
 }
+
+/// Types statements one after the other, as psql does.
+pub fn type_sql(cluster: &Cluster, command: &str) {
+    let mut client = cluster.connect(DB);
+    command.split("; ").for_each(|statement| client.run(statement));
+}
