@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 
 use super::monitor::{Monitor, encoded};
-use super::{MARKUP, stage};
+use super::{MARKUP, quiet_cluster, stage};
 use support::http::ask;
 use support::port::free_port;
 use support::wait::try_wait_for;
@@ -169,6 +169,25 @@ fn prometheus_reads_the_metrics_and_each_panel_finds_its_series() {
             });
         }
     }
+}
+
+#[test]
+fn messages_that_have_failed_three_times_count_as_retrying_for_their_destination() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "create server audit foreign data wrapper outbox_http options (url 'https://hooks.example/');
+         select outbox_publish('T', '{}', destination => 'audit', available_at => now() + interval '1 day')
+         from generate_series(1, 4);
+         update outbox_waiting set state = 'b', attempts = seq, last_error = 'HTTP 500' where seq > 1",
+    );
+    let monitor = Monitor::start(&cluster, &[]);
+    let is_counted = |destination: &str, n: i64| {
+        let sample = format!("outbox_destination_retrying_messages{{destination=\"{destination}\"}} {n}\n");
+        wait_until(&sample, LONG, || monitor.get("/metrics").body.contains(&sample));
+    };
+    is_counted("audit", 2);
+    is_counted("default", 0);
 }
 
 #[test]

@@ -106,6 +106,16 @@ impl MetricText {
         let destinations = destinations.map(|d| ([("destination", d.name.as_str())], d));
         self.each("counter", COUNTERS, destinations.clone());
         self.each("gauge", OF_DESTINATION, destinations.clone());
+        let failing = destinations.clone().map(|(labels, d)| {
+            let of_it = snapshot
+                .slow
+                .failing
+                .iter()
+                .find(|failing| failing.destination == d.name);
+            (labels, of_it.map_or(0.0, |failing| failing.messages as f64))
+        });
+        let help = "Messages of the destination that have failed three times or more and are retried; all destinations together are counted to 10000.";
+        self.rows("gauge", "outbox_destination_retrying_messages", help, failing);
         let percentiles = destinations.clone().flat_map(|([label], d)| {
             let all = [("0.5", d.p50_ms), ("0.95", d.p95_ms), ("0.99", d.p99_ms)].into_iter();
             all.filter_map(move |(quantile, ms)| Some(([label, ("quantile", quantile)], ms? / 1000.0)))

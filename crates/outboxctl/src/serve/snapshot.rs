@@ -43,6 +43,7 @@ pub struct SlowParts {
     pub history: Vec<Period>,
     pub latency: Vec<LatencyRow>,
     pub waiting: Option<WaitingCounts>,
+    pub failing: Vec<FailingCount>,
 }
 
 /// Recent failures with one cause, and how many messages it still holds up. None = not known.
@@ -201,6 +202,18 @@ const COUNTS: &str = "
            count(*) >= $1 as is_cut, (select count(*) from (select from @extschema@.outbox_waiting where state = 'g' limit $1) g) as blocked
     from due";
 
+/// How many messages of a destination have failed three times or more, and are retried. None of a destination has no row.
+#[derive(Clone, Debug, Deserialize)]
+pub struct FailingCount {
+    pub destination: String,
+    pub messages: i64,
+}
+
+/// As the check `retrying` of outbox_health counts them, by the same index.
+const FAILING: &str = "
+    select destination, count(*) as messages
+    from (select w.destination from @extschema@.outbox_waiting w where w.state = 'b' and w.attempts >= 3 limit 10000) w group by 1";
+
 /// The most error groups on the overview.
 const ERRORS_MAX: usize = 12;
 
@@ -279,6 +292,7 @@ impl SlowParts {
         self.history = session.fetch(HISTORY, &[]).await?;
         self.latency = session.fetch(LATENCY, &[]).await?;
         self.waiting = session.fetch(COUNTS, &[&WAITING_CAP]).await?.into_iter().next();
+        self.failing = session.fetch(FAILING, &[]).await?;
         let lanes = self
             .depths
             .as_ref()
