@@ -54,7 +54,7 @@ help: ## this text
 	@echo
 	@echo "  for another server: make PG_CONFIG=/path/to/pg_config install"
 
-demo: private ## commit one event, roll back another, see what a consumer gets, and fix what does not move
+demo: private ## commit one event, roll back another, see what RabbitMQ and a receiver by HTTP get, and retry a dead letter
 	@$(CARGO) build --locked $(CRATES) --bin demo --bin outboxctl
 	@$(RUN) target/debug/demo
 

@@ -1,10 +1,10 @@
 //! Runs the program of `make demo`. Without a terminal it ends by itself. On a terminal it keeps the page up until
-//! Enter, and the delivery can be resumed on the page.
+//! Enter, and the dead letter can be retried on the page.
 
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use support::http::{Answer, ask};
-use support::{Broker, LONG, Pty, program, wait_for, wait_until};
+use support::{Broker, LONG, Pty, program, wait_until};
 
 /// Makes the tests run one at a time: they share a broker and the names in it.
 fn alone() -> MutexGuard<'static, ()> {
@@ -24,7 +24,7 @@ fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
 }
 
 #[test]
-fn without_a_terminal_two_commands_find_and_fix_the_problem_and_the_demo_ends() {
+fn without_a_terminal_both_receivers_get_their_events_and_a_dead_letter_is_retried() {
     let _alone = alone();
     let ran = demo().stdin(Stdio::null()).output().expect("run the demo");
     let printed = String::from_utf8_lossy(&ran.stdout);
@@ -33,18 +33,24 @@ fn without_a_terminal_two_commands_find_and_fix_the_problem_and_the_demo_ends() 
         "{printed}{}",
         String::from_utf8_lossy(&ran.stderr)
     );
+    assert!(printed.lines().count() <= 50, "more than a page: {printed}");
     let mut rest = &*printed;
     // In this order. Each text came from the servers, and the demo read the fix from the output of `show`.
     for shown in [
-        "\"aggregate_id\":\"42\"",
-        "http://127.0.0.1:",
-        "Destination default is paused: Paused by postgres: the broker moves to another host",
-        "$ outboxctl show 3",
-        "Fix: outboxctl resume default",
-        "$ outboxctl resume default",
-        "Delivery to default is resumed.",
-        "\"aggregate_id\":\"43\"",
-        "postgres | resume",
+        "Listening at http://127.0.0.1:",
+        "RabbitMQ:  #2 OrderPlaced order:42 {\"order\": 42}",
+        "warehouse: #2 OrderPlaced order:42 {\"order\": 42}",
+        "RabbitMQ:  #3 OrderPaid order:42 {\"order\": 42}",
+        "RabbitMQ:  #4 OrderPlaced order:43 {\"order\": 43}",
+        "warehouse: #4 OrderPlaced order:43 answered 422 {\"order\": 43}",
+        "2   | OrderPlaced | order:42 | warehouse   | published",
+        "3   | OrderPaid   | order:42 | default     | published",
+        "4   | OrderPlaced | order:43 | warehouse   | dead",
+        "$ outboxctl show 4 --destination warehouse",
+        "HTTP 422 Unprocessable Entity",
+        "Fix: outboxctl retry 4 --destination warehouse",
+        "$ outboxctl retry 4 --destination warehouse --yes",
+        "warehouse: #4 OrderPlaced order:43 {\"order\": 43}",
     ] {
         let (_, after) = rest
             .split_once(shown)
@@ -54,7 +60,7 @@ fn without_a_terminal_two_commands_find_and_fix_the_problem_and_the_demo_ends() 
 }
 
 #[test]
-fn on_a_terminal_the_page_stays_until_enter_and_two_clicks_fix_the_problem() {
+fn on_a_terminal_the_page_stays_until_enter_and_two_clicks_retry_the_dead_letter() {
     let _alone = alone();
     let mut terminal = Pty::start(demo(), 200, 50);
     let seen = |terminal: &Pty| String::from_utf8_lossy(&terminal.written()).into_owned();
@@ -63,7 +69,7 @@ fn on_a_terminal_the_page_stays_until_enter_and_two_clicks_fix_the_problem() {
         seen(&terminal).contains("press Enter")
     });
     let before = seen(&terminal);
-    let port: u16 = between(&before, "http://127.0.0.1:", "/")
+    let port: u16 = between(&before, "the page http://127.0.0.1:", "/")
         .and_then(|port| port.parse().ok())
         .expect("the address of the page");
     // Until then a user works with the server.
@@ -75,25 +81,20 @@ fn on_a_terminal_the_page_stays_until_enter_and_two_clicks_fix_the_problem() {
         .expect("the server that the demo names");
     let of_the_page = [("Sec-Fetch-Site", "same-origin")]; // as a browser sends it
     let get = |path: &str| -> Answer { ask(port, "GET", path, &of_the_page, "") };
-    let first = wait_for("the page to show the pause", LONG, || {
-        let page = get("/").body;
-        page.contains("Destination default is paused").then_some(page)
+    let message = "/message/4?destination=warehouse";
+    wait_until("the page to lead to the dead letter", LONG, || {
+        get("/").body.contains(&format!("href=\"{message}\""))
     });
-    let link = between(&first, "class=\"button act\" href=\"", "\"").expect("a link to resume");
-    let form = get(link).body;
-    let token = between(&form, "name=\"form_token\" value=\"", "\"").expect("a form");
+    let shown = get(message).body;
+    assert!(shown.contains("Retry now"), "{shown}");
+    let token = between(&shown, "name=\"form_token\" value=\"", "\"").expect("a form");
     let headers = [
         ("Content-Type", "application/x-www-form-urlencoded"),
         ("Origin", &*format!("http://127.0.0.1:{port}")),
     ];
-    let sent = format!("destination=default&reason=&form_token={token}");
-    let answer = ask(port, "POST", link, &headers, &sent); // the form is for its own address
-    assert_eq!(
-        (answer.status, answer.header("location")),
-        (303, Some("/destinations")),
-        "{}",
-        answer.body
-    );
+    let sent = format!("verb=retry&seq=4&destination=warehouse&form_token={token}");
+    let answer = ask(port, "POST", "/act/message", &headers, &sent);
+    assert_eq!(answer.status, 303, "{}", answer.body);
     terminal.send("\n");
     let status = terminal.wait();
     wait_until("the end of the output", LONG, || {
@@ -103,11 +104,8 @@ fn on_a_terminal_the_page_stays_until_enter_and_two_clicks_fix_the_problem() {
     assert!(status.success(), "{after}");
     let after = after.strip_prefix(&*before).expect("the output only grows");
     assert!(
-        after.contains("that was done on the page") && after.contains("\"aggregate_id\":\"43\""),
+        after.contains("That was done on the page.")
+            && after.contains("warehouse: #4 OrderPlaced order:43 {\"order\": 43}"),
         "{after}"
-    );
-    assert!(
-        after.contains("outboxctl serve"),
-        "the audit shows the application: {after}"
     );
 }

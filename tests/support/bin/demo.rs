@@ -1,7 +1,7 @@
-//! `make demo`: a private Postgres with the extension and a private RabbitMQ. One transaction commits an event, another
-//! rolls one back; the demo shows what a consumer receives and what the views show. Then a message is not delivered:
-//! outboxctl and its page show why, and fix it. The demo uses the same servers as the tests. All output is that of real
-//! servers.
+//! `make demo`: a private Postgres with the extension, a private RabbitMQ, and `outboxctl listen`. One transaction rolls
+//! an event back, another commits one; the demo shows what both receivers get, and that a subscription chooses. Then the
+//! receiver by HTTP rejects a message: outboxctl and its page show why, and retry it. The demo uses the same servers as
+//! the tests. All output is that of real servers.
 
 #[path = "demo/outside.rs"]
 mod outside;
@@ -9,181 +9,155 @@ mod outside;
 use std::io::{IsTerminal, stdin, stdout};
 use std::time::Instant;
 
-use outside::{Outside, Page};
+use outside::{Listening, Outside};
+use postgres::Client;
 use support::{Broker, Cluster, Consumer, LONG, wait_for, wait_until};
 
 fn main() {
     step(
-        "starting a private Postgres and a private RabbitMQ under target/ (no other server of this machine is touched)",
+        "private servers under target/: the destination default is RabbitMQ; warehouse, a receiver by HTTP, gets OrderPlaced only",
     );
     let broker = Broker::shared();
     let cluster = Cluster::builder()
         .conf(&format!("outbox.url = 'amqp://127.0.0.1:{}'", broker.port()))
         .conf("outbox.exchange = 'shop'")
         .conf("outbox.exchange_type = 'topic'")
+        .conf("outbox.http_allow = '127.0.0.1'")
         .start();
     broker.declare_exchange("shop", "topic", true);
     broker.declare_queue("orders", serde_json::Value::Null);
     broker.bind("orders", "shop", "order.*");
     let consumer = Consumer::new(broker, "orders");
+    let outside = Outside::of(&cluster);
     let mut app = cluster.connect("postgres");
-
-    step("CREATE EXTENSION outbox");
     run(&mut app, "create extension outbox");
     run(&mut app, "create table orders (id int primary key, total numeric)");
+    let mut warehouse = outside.listen("0", &[]);
+    println!("        {}", warehouse.first_line);
+    let at = format!(
+        "create server warehouse foreign data wrapper outbox_http options (url '{}')",
+        warehouse.url()
+    );
+    run(&mut app, &at);
+    run(
+        &mut app,
+        "select outbox_subscribe('warehouse', types => '{OrderPlaced}')",
+    );
     wait_until("the worker is connected to the broker", LONG, || {
         let alive = "select count(*) from outbox_worker_status where alive and state = 'connected'";
         app.query_one(alive, &[]).is_ok_and(|row| row.get::<_, i64>(0) > 0)
     });
 
-    step("a transaction writes an order and its event, and rolls back: no consumer receives the event");
-    run(&mut app, "begin");
-    run(&mut app, "insert into orders values (41, 10.00)");
-    run(&mut app, &publish(41, "10.00"));
+    step("a transaction that rolls back sends nothing, one that commits sends its event to both");
+    run(&mut app, "begin; insert into orders values (41, 10.00)");
+    run(&mut app, &publish("OrderPlaced", 41));
     run(&mut app, "rollback");
-
-    step("another transaction does the same and commits");
-    let committed = place_order(&mut app, 42, "99.90");
-    let message = consumer.recv(LONG).expect("the committed event reaches the consumer");
-    let took = message.received_at.duration_since(committed);
-
-    step(&format!(
-        "the consumer has it, {:.1} ms after COMMIT was sent:",
-        took.as_secs_f64() * 1000.0
-    ));
-    received(&message);
-    assert_eq!(
-        message.json()["aggregate_id"],
-        "42",
-        "the rolled back order must not be seen"
-    );
-
-    step("what the database shows");
-    wait_until("the confirm is settled", LONG, || {
-        app.query_one("select published_total from outbox_status", &[])
-            .is_ok_and(|row| row.get::<_, i64>(0) == 1)
-    });
-    show(
-        &mut app,
-        "select seq, status, type, key, partition_key, attempts from outbox_messages",
-    );
-    show(
-        &mut app,
-        "select pending, in_flight, dead, published_total from outbox_status",
-    );
-    show(&mut app, "select \"check\", ok, problem from outbox_health");
-
-    let outside = Outside::of(&cluster);
-    let page = outside.serve();
-    step("the same from outside the server, while this demo runs: the Outbox Monitor, a web page");
-    println!("      {}", page.url());
-    println!("\n      and a program, from another terminal in this directory:");
-    println!("      {}", outside.variables());
-    for command in ["status", "list --status published", "show 2", "top"] {
-        println!("      {} {command}", outside.program());
-    }
-
-    let seq = a_message_that_is_not_delivered(&mut app, &outside);
-    if stdin().is_terminal() && stdout().is_terminal() {
-        step("find out why on the page, and fix it there with two clicks; or press Enter, and two commands fix it");
-        let _ = stdin().read_line(&mut String::new());
-    } else {
-        what_the_page_shows(&page);
-    }
-    find_and_fix(&mut app, &outside, seq, &consumer);
-    step("who did what, and why");
-    show(
-        &mut app,
-        "select actor, action, filter, reason, application_name from outbox_audit",
-    );
-
-    println!(
-        "\n  How to continue: README.md has the steps for your own server; `make install` and `make install-ctl` \
-         install there."
-    );
-}
-
-/// Pauses delivery and places an order. Returns the seq of its event.
-fn a_message_that_is_not_delivered(app: &mut postgres::Client, outside: &Outside) -> i64 {
-    step("an operator pauses delivery, and another order is placed: its event is not delivered");
-    outside.run(&["pause", "--reason", "the broker moves to another host"]);
-    // The worker takes up to a second to pause.
-    wait_until("the worker to pause", LONG, || {
-        let is_paused = "select exists (select from outbox_connections where state = 'paused')";
-        app.query_one(is_paused, &[]).is_ok_and(|row| row.get(0))
-    });
-    place_order(app, 43, "12.50");
-    app.query_one("select max(seq) from outbox", &[])
-        .expect("the message waits")
-        .get(0)
-}
-
-/// Fetches the page once, since no person is at a terminal to open it.
-fn what_the_page_shows(page: &Page) {
-    step("what the page shows, fetched once, since there is no terminal:");
-    let banner = wait_for("the page to show why", LONG, || page.banner());
-    println!("      {banner}");
-}
-
-/// Runs two commands: the first shows the reason and the fix, and the second is that fix. At a terminal, a person may
-/// have resumed delivery on the page meanwhile, or discarded the message.
-fn find_and_fix(app: &mut postgres::Client, outside: &Outside, seq: i64, consumer: &Consumer) {
-    step("why?");
-    let shown = outside.run(&["show", &seq.to_string()]);
-    match shown
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("Fix: outboxctl "))
-    {
-        Some(remedy) => {
-            step("the fix that it shows:");
-            outside.run(&remedy.split(' ').collect::<Vec<_>>());
-        }
-        None => step("nothing blocks it any more: that was done on the page"),
-    }
-    let ended = "select discarded from outbox_history where seq = $1";
-    let discarded = wait_for("the message to leave the outbox", LONG, || {
-        let row = app.query_opt(ended, &[&seq]).expect("the history");
-        row.map(|row| row.get::<_, bool>(0))
-    });
-    if discarded {
-        return step("it was discarded, so no consumer receives it");
-    }
-    let message = wait_for("the message that waited", LONG, || {
-        let message = consumer.recv(LONG)?;
-        assert_ne!(
-            message.json()["aggregate_id"],
-            "41",
-            "the rolled back order must not be seen"
-        );
-        Some(message).filter(|message| message.json()["seq"] == seq) // a person may have sent another
-    });
-    step("the consumer has it:");
-    received(&message);
-}
-
-/// Places an order in one transaction. Returns the time just before COMMIT is sent.
-fn place_order(app: &mut postgres::Client, order: i32, total: &str) -> Instant {
-    run(app, "begin");
-    run(app, &format!("insert into orders values ({order}, {total})"));
-    run(app, &publish(order, total));
+    run(&mut app, "begin; insert into orders values (42, 99.90)");
+    run(&mut app, &publish("OrderPlaced", 42));
     let committed = Instant::now();
-    run(app, "commit");
-    committed
-}
+    run(&mut app, "commit");
+    by_rabbitmq(&consumer, 2, Some(committed));
+    by_http(&mut app, &mut warehouse, 2);
 
-fn received(message: &support::Delivery) {
-    println!("      exchange     {}", message.exchange);
-    println!("      routing key  {}", message.routing_key);
-    println!(
-        "      message id   {}",
-        message.message_id.as_deref().unwrap_or_default()
+    step("an event of another type goes to RabbitMQ only");
+    run(&mut app, &publish("OrderPaid", 42));
+    by_rabbitmq(&consumer, 3, None);
+    wait_for_end(&mut app, 3);
+    let port = warehouse.port();
+    assert!(
+        warehouse.end().is_empty(),
+        "the warehouse got an event that it did not ask for"
     );
-    println!("      body         {}", String::from_utf8_lossy(&message.body));
+
+    step("the warehouse rejects an order; RabbitMQ gets it all the same");
+    let mut rejecting = outside.listen(&port, &["--answer", "422"]);
+    run(&mut app, &publish("OrderPlaced", 43));
+    by_rabbitmq(&consumer, 4, None);
+    by_http(&mut app, &mut rejecting, 4);
+    rejecting.end();
+
+    step("what the database shows, and why a message is dead");
+    show(
+        &mut app,
+        "select seq, type, key, destination, status, attempts from outbox_messages order by seq, destination",
+    );
+    let remedy = outside.show(&["show", "4", "--destination", "warehouse"]);
+
+    step("the warehouse is repaired, and the message retried");
+    let mut repaired = outside.listen(&port, &[]);
+    if stdin().is_terminal() && stdout().is_terminal() {
+        let page = outside.serve();
+        step(&format!(
+            "retry it on the page {}, or press Enter, and a command does it",
+            page.url
+        ));
+        println!("      From another terminal in this directory, until then:");
+        println!("      {}", outside.variables());
+        println!("      {} top", outside.program());
+        let _ = stdin().read_line(&mut String::new());
+    }
+    retry(&mut app, &outside, &remedy, &mut repaired);
+
+    println!("\n  How to continue: README.md has the steps for your own server.");
 }
 
-fn publish(order: i32, total: &str) -> String {
+/// Retries the message by the command that `show` named. At a terminal, a person may have retried it on the page
+/// meanwhile, or discarded it.
+fn retry(app: &mut Client, outside: &Outside, remedy: &str, warehouse: &mut Listening) {
+    let is_dead = "select exists (select from outbox_dead where seq = 4 and destination = 'warehouse')";
+    match app.query_one(is_dead, &[]).expect("the dead letters").get(0) {
+        true => outside.run(&remedy.split(' ').chain(["--yes"]).collect::<Vec<_>>()),
+        false => println!("      That was done on the page."),
+    }
+    let discarded: bool = wait_for("the message to end", LONG, || {
+        let ended = "select discarded from outbox_history where seq = 4 and destination = 'warehouse'";
+        Some(app.query_opt(ended, &[]).expect("the history")?.get(0))
+    });
+    match discarded {
+        true => println!("      It was discarded, so the warehouse does not receive it."),
+        false => by_http(app, warehouse, 4),
+    }
+}
+
+/// Waits until no message of this event is pending.
+fn wait_for_end(app: &mut Client, seq: i64) {
+    wait_until("the messages to end", LONG, || {
+        let pending = "select from outbox_messages where seq = $1 and status not in ('published', 'dead')";
+        app.query(pending, &[&seq]).expect("the messages").is_empty()
+    });
+}
+
+/// Prints the message that the consumer receives, as `outboxctl listen` does, and how long after its COMMIT.
+fn by_rabbitmq(consumer: &Consumer, seq: i64, committed: Option<Instant>) {
+    let message = consumer.recv(LONG).expect("the event reaches the consumer");
+    let event = message.json();
+    assert_eq!(event["seq"], seq);
+    let body = String::from_utf8_lossy(&message.body);
+    let payload = body
+        .split_once("\"payload\":")
+        .and_then(|(_, rest)| rest.split_once(",\"created_at\""));
+    let (payload, _) = payload.expect("a payload");
+    let text = |field: &str| event[field].as_str().unwrap_or_default().to_owned();
+    let took = committed.map_or_else(String::new, |committed| {
+        let took = message.received_at.duration_since(committed);
+        format!(", {:.1} ms after COMMIT was sent", took.as_secs_f64() * 1000.0)
+    });
+    println!(
+        "      RabbitMQ:  #{seq} {} {} {payload}{took}",
+        text("type"),
+        text("key")
+    );
+}
+
+/// Prints the line that `outboxctl listen` printed for this event.
+fn by_http(app: &mut Client, listening: &mut Listening, seq: i64) {
+    wait_for_end(app, seq); // it prints before it answers
+    println!("      warehouse: {}", listening.event(seq));
+}
+
+fn publish(kind: &str, order: i32) -> String {
     format!(
-        "select outbox_publish('OrderPlaced', '{{\"order\": {order}, \"total\": {total}}}', 'order', '{order}', 'placed')"
+        "select outbox_publish(type => '{kind}', payload => '{{\"order\": {order}}}', aggregate_type => 'order', aggregate_id => '{order}')"
     )
 }
 
@@ -191,13 +165,13 @@ fn step(text: &str) {
     println!("\n  -- {text}");
 }
 
-fn run(client: &mut postgres::Client, sql: &str) {
+fn run(client: &mut Client, sql: &str) {
     println!("      {sql};");
     client.batch_execute(sql).expect("the statement succeeds");
 }
 
 /// Prints the result of a query in columns, like psql.
-fn show(client: &mut postgres::Client, sql: &str) {
+fn show(client: &mut Client, sql: &str) {
     println!("      {sql};");
     let messages = client.simple_query(sql).expect("the query succeeds");
     let mut rows: Vec<Vec<String>> = Vec::new();

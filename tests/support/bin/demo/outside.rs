@@ -1,10 +1,9 @@
-//! The demo's cluster as seen from outside the server: the program `outboxctl`, which is beside the demo, and its page.
+//! The demo's cluster as seen from outside the server: the program `outboxctl`, which is beside the demo, its page, and its
+//! receiver by HTTP.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader, Lines};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use support::{Cluster, process};
 
@@ -59,23 +58,53 @@ impl Outside {
         command
     }
 
-    /// Runs a command, prints it with its output, and returns the output.
-    pub fn run(&self, arguments: &[&str]) -> String {
-        let typed: Vec<String> = arguments
-            .iter()
-            .map(|argument| match argument.contains(' ') {
-                true => format!("'{argument}'"),
-                false => (*argument).to_owned(),
-            })
-            .collect();
-        println!("      $ outboxctl {}", typed.join(" "));
-        let ran = self.command(arguments).output().expect("run outboxctl");
-        let printed = String::from_utf8_lossy(&ran.stdout).into_owned();
-        for line in printed.lines() {
+    /// Runs a command, and prints it with its output.
+    pub fn run(&self, arguments: &[&str]) {
+        for line in self.output(arguments).lines() {
             println!("        {line}");
         }
+    }
+
+    /// Runs `show` of a message that is not delivered, and prints why. Returns the first command that helps, without the
+    /// name of the program.
+    pub fn show(&self, arguments: &[&str]) -> String {
+        let shown = self.output(arguments);
+        let (message, rest) = shown.split_once('\n').expect("lines");
+        let (_, why) = rest.split_once("why it waits").expect("a reason");
+        let (why, rest) = why.split_once("Fix: ").expect("a remedy");
+        let remedy = rest.lines().next().unwrap_or_default();
+        println!("        {message} …");
+        for line in format!("  why it waits{why}Fix: {remedy}").lines() {
+            println!("        {line}");
+        }
+        let first = remedy.split(", or ").next().unwrap_or_default();
+        first.strip_prefix("outboxctl ").expect("a command").to_owned()
+    }
+
+    /// Prints a command and runs it.
+    fn output(&self, arguments: &[&str]) -> String {
+        println!("      $ outboxctl {}", arguments.join(" "));
+        let ran = self.command(arguments).output().expect("run outboxctl");
         assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-        printed
+        String::from_utf8_lossy(&ran.stdout).into_owned()
+    }
+
+    /// Prints the command of a receiver at this port and starts it; 0 takes a free port.
+    pub fn listen(&self, port: &str, further: &[&str]) -> Listening {
+        let arguments = [&["listen", "--port", port], further].concat();
+        println!("      $ outboxctl {}", arguments.join(" "));
+        let mut command = self.command(&arguments);
+        command.stdout(Stdio::piped());
+        let mut child = process::spawn_bound(command, libc::SIGTERM).expect("start outboxctl listen");
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mut listening = Listening {
+            child,
+            lines,
+            first_line: String::new(),
+        };
+        listening.first_line = listening.line();
+        listening.line(); // a statement for a destination of another name
+        listening
     }
 
     /// Starts the page on a free port of loopback.
@@ -94,37 +123,62 @@ impl Outside {
 
 /// The page. Dropping it ends it.
 pub struct Page {
-    url: String,
+    pub url: String,
     child: Child,
 }
 
-impl Page {
-    pub fn url(&self) -> &str {
-        &self.url
-    }
-
-    /// The first alert of the overview, as "title: text".
-    pub fn banner(&self) -> Option<String> {
-        let page = self.fetch()?;
-        let (_, banner) = page.split_once("class=\"alerts")?;
-        let (_, title) = banner.split_once("<strong>")?;
-        let (title, rest) = title.split_once("</strong>")?;
-        let text = rest.split("<p>").nth(1)?.split("</p>").next()?;
-        Some(format!("{title}: {text}"))
-    }
-
-    fn fetch(&self) -> Option<String> {
-        let host = self.url.strip_prefix("http://")?.trim_end_matches('/');
-        let mut stream = TcpStream::connect(host).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
-        write!(stream, "GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        answer.starts_with("HTTP/1.1 200 ").then_some(answer)
+impl Drop for Page {
+    fn drop(&mut self) {
+        process::kill(&mut self.child);
     }
 }
 
-impl Drop for Page {
+/// A receiver by HTTP. Dropping it ends it.
+pub struct Listening {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    /// The line that it begins with.
+    pub first_line: String,
+}
+
+impl Listening {
+    pub fn url(&self) -> &str {
+        let address = self
+            .first_line
+            .strip_prefix("Listening at ")
+            .and_then(|rest| rest.split_once(". "));
+        address.expect("the address that it listens at").0
+    }
+
+    pub fn port(&self) -> String {
+        self.url()
+            .rsplit(':')
+            .next()
+            .unwrap_or_default()
+            .trim_end_matches('/')
+            .to_owned()
+    }
+
+    fn line(&mut self) -> String {
+        self.lines.next().expect("a line").expect("UTF-8")
+    }
+
+    /// The line that it prints for an event. At a terminal, a person may send others meanwhile.
+    pub fn event(&mut self, seq: i64) -> String {
+        let begin = format!("#{seq} ");
+        std::iter::repeat_with(|| self.line())
+            .find(|line| line.starts_with(&begin))
+            .expect("endless")
+    }
+
+    /// Ends it, and returns the lines that were not read.
+    pub fn end(&mut self) -> Vec<String> {
+        process::kill(&mut self.child);
+        self.lines.by_ref().map(|line| line.expect("UTF-8")).collect()
+    }
+}
+
+impl Drop for Listening {
     fn drop(&mut self) {
         process::kill(&mut self.child);
     }
