@@ -3,6 +3,7 @@
 //! Chromium, with Debian's Prometheus.
 
 mod access;
+mod databases;
 mod limits;
 mod metrics;
 mod monitor;

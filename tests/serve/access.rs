@@ -10,9 +10,9 @@ use super::quiet_cluster;
 use support::Cluster;
 use support::DB;
 
-const SECRET: &str = "a secret of more than sixteen bytes";
+pub const SECRET: &str = "a secret of more than sixteen bytes";
 
-fn file(name: &str, text: &str, mode: u32) -> PathBuf {
+pub fn file(name: &str, text: &str, mode: u32) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()));
     std::fs::write(&path, text).expect("write a file");
     std::fs::set_permissions(&path, Permissions::from_mode(mode)).expect("chmod");
@@ -20,9 +20,9 @@ fn file(name: &str, text: &str, mode: u32) -> PathBuf {
 }
 
 /// Makes message 1 a dead letter.
-fn dead_letter(cluster: &Cluster) {
+pub fn dead_letter(cluster: &Cluster, database: &str) {
     cluster.exec(
-        DB,
+        database,
         "select outbox_publish('T', '{\"card\": \"4242\"}', 'order', '1');
          insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason)
            select seq, enqueued_at, 15, partition, destination, key, 'refused' from outbox;
@@ -30,13 +30,13 @@ fn dead_letter(cluster: &Cluster) {
     );
 }
 
-fn dead(cluster: &Cluster) -> i64 {
-    cluster.query_one(DB, "select count(*) from outbox_dead")
+pub fn dead(cluster: &Cluster, database: &str) -> i64 {
+    cluster.query_one(database, "select count(*) from outbox_dead")
 }
 
 const RETRY: [(&str, &str); 3] = [("verb", "retry"), ("seq", "1"), ("destination", "default")];
 
-fn retry_with(token: &str) -> Vec<(&str, &str)> {
+pub fn retry_with(token: &str) -> Vec<(&str, &str)> {
     RETRY.into_iter().chain([("form_token", token)]).collect()
 }
 
@@ -115,7 +115,7 @@ fn a_token_lets_in_browsers_and_programs() {
 #[test]
 fn users_have_the_rights_of_their_line() {
     let cluster = quiet_cluster();
-    dead_letter(&cluster);
+    dead_letter(&cluster, DB);
     let users = file(
         "users",
         &format!("kim:view:{SECRET} of kim\nlee:act:{SECRET} of lee\n"),
@@ -145,19 +145,19 @@ fn users_have_the_rights_of_their_line() {
         "the secret of another"
     );
     assert_eq!(act_as("kim", &format!("{SECRET} of kim")), Some(403));
-    assert_eq!(dead(&cluster), 1);
+    assert_eq!(dead(&cluster, DB), 1);
     assert_eq!(act_as("lee", &format!("{SECRET} of lee")), Some(303));
-    assert_eq!(dead(&cluster), 0);
+    assert_eq!(dead(&cluster, DB), 0);
     let who: String = cluster.query_one(DB, "select application_name || ' ' || acted_as from outbox_audit");
     assert_eq!(who, "outboxctl serve: lee outbox_admin");
 }
 
-const USER: &str = "X-Remote-User";
+pub const USER: &str = "X-Remote-User";
 
 #[test]
 fn a_user_whom_a_proxy_names_acts_with_the_rights_of_a_login_and_is_in_the_audit() {
     let cluster = quiet_cluster();
-    dead_letter(&cluster);
+    dead_letter(&cluster, DB);
     let users = file(
         "sso",
         &format!("kim:view:{SECRET} of kim\nlee:act:{SECRET} of lee\n"),
@@ -189,9 +189,9 @@ fn a_user_whom_a_proxy_names_acts_with_the_rights_of_a_login_and_is_in_the_audit
         401,
         "the form without the user"
     );
-    assert_eq!(dead(&cluster), 1);
+    assert_eq!(dead(&cluster, DB), 1);
     assert_eq!(act_as("lee"), (200, 303));
-    assert_eq!(dead(&cluster), 0);
+    assert_eq!(dead(&cluster, DB), 0);
 
     // Without a file every user of the proxy may act, also one with the longest name.
     let longest = "k".repeat(46);
@@ -289,7 +289,7 @@ fn a_header_that_does_not_come_from_the_proxy_or_names_no_one_user_is_refused() 
 #[test]
 fn only_a_form_of_the_server_itself_can_act() {
     let cluster = quiet_cluster();
-    dead_letter(&cluster);
+    dead_letter(&cluster, DB);
     let monitor = Monitor::start(&cluster, &["--allow-actions", "--allow-host", "monitor.example"]);
     let token = Monitor::form_token(&monitor.page("/message/1"));
     let status =
@@ -305,9 +305,9 @@ fn only_a_form_of_the_server_itself_can_act() {
     );
     assert_eq!(monitor.get_with("/", &[("Host", "evil.example")]).status, 421);
     assert_eq!(monitor.get_with("/", &[("Host", "monitor.example")]).status, 200);
-    assert_eq!(dead(&cluster), 1);
+    assert_eq!(dead(&cluster, DB), 1);
     assert_eq!(status(&[], &token), 303);
-    assert_eq!(dead(&cluster), 0);
+    assert_eq!(dead(&cluster, DB), 0);
 }
 
 const LINK: [(&str, &str); 3] = [
@@ -320,7 +320,7 @@ const LINK: [(&str, &str); 3] = [
 #[test]
 fn another_site_can_link_to_a_page_and_start_nothing() {
     let cluster = quiet_cluster();
-    dead_letter(&cluster);
+    dead_letter(&cluster, DB);
     cluster.set_conf("log_statement", "all");
     let from = cluster.log_offset();
     let monitor = Monitor::start(&cluster, &["--allow-actions", "--base-path", "/ops/outbox"]);
@@ -409,7 +409,7 @@ fn wrong_secrets_are_checked_in_turn_and_a_right_one_gets_its_turn() {
 #[test]
 fn no_action_is_possible_without_allow_actions() {
     let cluster = quiet_cluster();
-    dead_letter(&cluster);
+    dead_letter(&cluster, DB);
     let monitor = Monitor::start(&cluster, &[]);
     let page = monitor.page("/message/1");
     assert!(!page.contains("Retry now") && !page.contains("may-act"), "{page}");
@@ -437,14 +437,14 @@ fn no_action_is_possible_without_allow_actions() {
             .status,
         403
     );
-    assert_eq!(dead(&cluster), 1);
+    assert_eq!(dead(&cluster, DB), 1);
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_paused"), 0);
 }
 
 #[test]
 fn the_database_refuses_what_the_login_may_not() {
     let cluster = quiet_cluster();
-    dead_letter(&cluster);
+    dead_letter(&cluster, DB);
     cluster.exec(
         DB,
         "create role looker login; grant outbox_monitor to looker; create role stranger login",
@@ -460,7 +460,7 @@ fn the_database_refuses_what_the_login_may_not() {
     let answer = monitor.post("/act/message", &[], &retry_with(&Monitor::form_token(&page)));
     assert_eq!(answer.status, 422);
     assert!(answer.body.contains("GRANT outbox_admin TO looker"), "{}", answer.body);
-    assert_eq!(dead(&cluster), 1);
+    assert_eq!(dead(&cluster, DB), 1);
     let output = refused(&cluster, &["--username", "stranger"]);
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(

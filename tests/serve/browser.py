@@ -1,8 +1,8 @@
 """Uses the Outbox Monitor as a user does, in a real browser. tests/serve.rs calls it on a server that it has prepared: with
 messages published, dead, blocked and scheduled; a paused destination; markup in payloads, keys and errors.
 
-Arguments: "scenes", "obstacles" for the server where each message waits for a different reason, or "pictures" for those of
-the docs; the URL of the monitor; the words of a psql command that queries its database.
+Arguments: "scenes", "obstacles" for the server where each message waits for a different reason, "databases" for a monitor
+of several, or "pictures" for those of the docs; the URL of the monitor; the words of a psql command that queries its database.
 """
 
 import os
@@ -55,10 +55,14 @@ def no_faults(page, where):
 
 
 def pages_fit_and_are_accessible(browser):
+    dead = sql("select seq from outbox_dead where destination = 'default' order by seq limit 1")
+    fit_and_are_accessible(browser, PAGES + [f"/message/{dead}", "/act/bulk?verb=retry&q="])
+
+
+def fit_and_are_accessible(browser, paths):
     for width, height, scheme in [(1280, 900, "light"), (1280, 900, "dark"), (360, 740, "dark"), (3840, 2160, "light")]:
         page = new_page(browser, width, height, scheme)
-        dead = sql("select seq from outbox_dead where destination = 'default' order by seq limit 1")
-        for path in PAGES + [f"/message/{dead}", "/act/bulk?verb=retry&q="]:
+        for path in paths:
             open_page(page, path)
             where = f"{path} at {width} {scheme}"
             wide = page.evaluate("document.documentElement.scrollWidth")
@@ -439,6 +443,37 @@ def each_row_has_buttons_of_its_own(browser):
     page.context.close()
 
 
+def the_list_of_databases_leads_to_their_pages_and_back(browser):
+    fit_and_are_accessible(browser, ["/", "/db/postgres/", "/db/shop%2B1/messages"])
+    page = new_page(browser)
+    open_page(page, "/")
+    line = page.locator("tr", has_text="postgres")
+    expect(line.locator("[data-label=Dead]")).to_have_text("12")
+    expect(line.locator("[data-label=Problems]")).not_to_have_text("0")
+    expect(line.locator("[data-label='Last published']")).to_contain_text("ago")
+    expect(page.locator("tr", has_text="shop+1").locator("[data-label='Last published']")).to_have_text("–")
+    expect(page).to_have_title(re.compile(r"^\(\d+\) Databases · Outbox Monitor$"))
+    page.evaluate("window.mark = 1")
+    sql("select outbox_publish('OrderLost', '{}', 'order', 'lost in the list', 'lost')")
+    expect(line.locator("[data-label=Dead]")).to_have_text("13")
+    assert page.evaluate("window.mark") == 1, "the page was reloaded"
+    page.keyboard.press("2")
+    page.keyboard.press("/")
+    page.keyboard.press("j")
+    expect(page.locator("tr[data-chosen] a")).to_have_text("postgres")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/db/postgres/")
+    page.keyboard.press("/")
+    page.wait_for_url("**/db/postgres/messages")
+    page.get_by_role("link", name="‹ postgres").click()
+    page.wait_for_url(URL + "/")
+    page.locator("tr", has_text="shop+1").click()
+    page.wait_for_url("**/db/shop%2B1/")
+    expect(page).to_have_title(re.compile(r"shop\+1 · Overview"))
+    no_faults(page, "databases")
+    page.context.close()
+
+
 def click(page, what):
     """Clicks, and counts the click: two must be enough."""
     page.clicks += 1
@@ -614,7 +649,8 @@ with sync_playwright() as playwright:
         a_paused_destination,
         a_missing_exchange,
     ]
-    for scene in {"pictures": [pictures], "healthy": [healthy], "scenes": scenes, "obstacles": obstacles}[WANTED]:
+    databases = [the_list_of_databases_leads_to_their_pages_and_back]
+    for scene in {"pictures": [pictures], "databases": databases, "healthy": [healthy], "scenes": scenes, "obstacles": obstacles}[WANTED]:
         scene(browser)
         print("done:", scene.__name__, flush=True)
     browser.close()

@@ -14,7 +14,7 @@ use support::{DB, LONG, Stage, unconnected_cluster, wait_published, wait_true};
 
 const PACKAGES: [&str; 2] = ["playwright==1.56.0", "axe-playwright-python==0.1.8"];
 
-const BROWSER: &str = "/usr/bin/chromium";
+pub const BROWSER: &str = "/usr/bin/chromium";
 
 /// Python with a driver for Debian's Chromium; installed at the first call.
 fn python() -> &'static Path {
@@ -45,7 +45,7 @@ fn play(cluster: &Cluster, scenes: &str) {
     play_on(&Monitor::start(cluster, &["--allow-actions"]), cluster, scenes);
 }
 
-fn play_on(monitor: &Monitor, cluster: &Cluster, scenes: &str) {
+pub fn play_on(monitor: &Monitor, cluster: &Cluster, scenes: &str) {
     let mut browser = Command::new(python());
     browser
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("serve/browser.py"))
@@ -638,15 +638,8 @@ fn a_standby_is_reported_as_a_standby_and_delivers_nothing() {
     assert!(!Monitor::start(&primary, &[]).page("/").contains("standby"));
 }
 
-/// nginx with `proxy_pass http://127.0.0.1:8080;` passes the path on, and with a slash at the end it does not. Both are
-/// tried.
-#[test]
-fn under_a_path_prefix_of_a_proxy_every_link_keeps_the_prefix() {
-    use std::io::{BufRead, BufReader, Write};
-    const BASE: &str = "/ops/outbox";
-    let cluster = quiet_cluster();
-    cluster.exec(DB, "select outbox_publish('T', '{}', 'order', '1')");
-    let monitor = Monitor::start(&cluster, &["--allow-actions", "--base-path", BASE]);
+/// The number of links of all pages at this prefix, which are all below the base path and lead to a page.
+pub fn links_below(monitor: &Monitor, base: &str, prefix: &str) -> usize {
     let mut seen = 0;
     for page in [
         "/",
@@ -657,34 +650,51 @@ fn under_a_path_prefix_of_a_proxy_every_link_keeps_the_prefix() {
         "/workers",
         "/audit",
     ] {
-        for path in [page.to_owned(), format!("{BASE}{page}")] {
-            let shown = monitor.page(&path);
-            for part in [" href=\"", " src=\"", " action=\""] {
-                for link in shown.split(part).skip(1).filter(|link| link.starts_with('/')) {
-                    let link = link.split('"').next().expect("an end");
-                    assert!(link.starts_with(&format!("{BASE}/")), "{path}: {link}");
-                    if part != " action=\"" {
-                        assert_eq!(
-                            monitor.follow(&link.replace("&amp;", "&")).status,
-                            200,
-                            "{path}: {link}"
-                        );
-                    }
-                    seen += 1;
+        let path = format!("{prefix}{page}");
+        let shown = monitor.page(&path);
+        for part in [" href=\"", " src=\"", " action=\""] {
+            for link in shown.split(part).skip(1).filter(|link| link.starts_with('/')) {
+                let link = link.split('"').next().expect("an end");
+                assert!(link.starts_with(&format!("{base}/")), "{path}: {link}");
+                if part != " action=\"" {
+                    assert_eq!(
+                        monitor.follow(&link.replace("&amp;", "&")).status,
+                        200,
+                        "{path}: {link}"
+                    );
                 }
+                seen += 1;
             }
         }
     }
-    assert!(seen > 100, "{seen} links");
-    assert_eq!(monitor.get(BASE).status, 200);
-    let led = monitor.get(&format!("{BASE}/messages?q=1"));
-    assert_eq!(led.header("location"), Some(format!("{BASE}/message/1").as_str()));
+    seen
+}
+
+/// The first event of a stream of parts of a page.
+pub fn first_event(monitor: &Monitor, path: &str) -> String {
+    use std::io::{BufRead, BufReader, Write};
     let mut stream = std::net::TcpStream::connect(("127.0.0.1", monitor.port)).expect("connect");
-    let ask = format!("GET {BASE}/events?page=overview HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let ask = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
     stream.write_all(ask.as_bytes()).expect("ask for the stream");
     let mut lines = BufReader::new(stream).lines();
     let data = lines.find_map(|line| line.expect("the stream").strip_prefix("data: ").map(str::to_owned));
-    let data = data.expect("parts");
+    data.expect("parts")
+}
+
+/// nginx with `proxy_pass http://127.0.0.1:8080;` passes the path on, and with a slash at the end it does not. Both are
+/// tried.
+#[test]
+fn under_a_path_prefix_of_a_proxy_every_link_keeps_the_prefix() {
+    const BASE: &str = "/ops/outbox";
+    let cluster = quiet_cluster();
+    cluster.exec(DB, "select outbox_publish('T', '{}', 'order', '1')");
+    let monitor = Monitor::start(&cluster, &["--allow-actions", "--base-path", BASE]);
+    let seen = ["", BASE].map(|prefix| links_below(&monitor, BASE, prefix));
+    assert!(seen.iter().sum::<usize>() > 100, "{seen:?} links");
+    assert_eq!(monitor.get(BASE).status, 200);
+    let led = monitor.get(&format!("{BASE}/messages?q=1"));
+    assert_eq!(led.header("location"), Some(format!("{BASE}/message/1").as_str()));
+    let data = first_event(&monitor, &format!("{BASE}/events?page=overview"));
     assert!(
         data.contains(&format!("href=\\\"{BASE}/")) && !data.contains("href=\\\"/messages"),
         "{data}"

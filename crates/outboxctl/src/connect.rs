@@ -131,6 +131,11 @@ pub async fn connect_anywhere(args: &ConnectArgs) -> Result<Session, Failure> {
     }
 }
 
+/// The names of a database, as [`ConnectTarget::names`].
+pub fn names(args: &ConnectArgs) -> Result<[String; 3], Failure> {
+    Ok(target_of(args)?.names())
+}
+
 /// Where and how to connect, in the environment of this process.
 fn target_of(args: &ConnectArgs) -> Result<ConnectTarget, Failure> {
     let around = Surroundings {

@@ -22,7 +22,7 @@ pub enum Code {
 }
 
 /// A failure as it is shown: the message, the DETAIL and the HINT.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Failure {
     pub code: Code,
     pub message: String,

@@ -151,4 +151,12 @@ mod tests {
     fn the_arguments_do_not_contradict_each_other() {
         Cli::command().debug_assert();
     }
+
+    #[test]
+    fn serve_takes_its_database_before_and_behind_its_name() {
+        for line in ["outboxctl -d shop serve", "outboxctl serve -d shop"] {
+            let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+            assert_eq!(cli.connect.dbname.as_deref(), Some("shop"), "{line}");
+        }
+    }
 }

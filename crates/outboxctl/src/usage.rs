@@ -52,6 +52,11 @@ mod tests {
                 "unexpected argument '--colour' found",
                 "outboxctl list --help",
             ),
+            (
+                "top -d shop -d billing",
+                "the argument '--dbname <DBNAME>' cannot be used multiple times",
+                "outboxctl top --help",
+            ),
             ("lst", "unrecognized subcommand 'lst'", "list"),
             (
                 "show",

@@ -104,6 +104,22 @@ impl ServerAddress {
     }
 }
 
+impl ConnectTarget {
+    /// The names of the database, each longer than the one before it: alone, with its hosts, and with their ports.
+    pub fn names(&self) -> [String; 3] {
+        let name = self.config.get_dbname().unwrap_or_default();
+        let hosts = self.hosts.iter().map(ServerAddress::passfile_host);
+        let ends = hosts.clone().zip(&self.hosts);
+        let ends: Vec<_> = ends.map(|(host, address)| format!("{host}:{}", address.port)).collect();
+        let hosts: Vec<_> = hosts.collect();
+        [
+            name.to_owned(),
+            format!("{name}@{}", hosts.join(",")),
+            format!("{name}@{}", ends.join(",")),
+        ]
+    }
+}
+
 fn usage<T>(message: impl Into<String>) -> Result<T, Failure> {
     Err(Failure::new(Code::Usage, message))
 }

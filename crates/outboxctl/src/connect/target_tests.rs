@@ -68,6 +68,20 @@ fn socket(path: &str, port: u16) -> ServerAddress {
 }
 
 #[test]
+fn a_database_is_named_alone_with_its_hosts_and_with_their_ports() {
+    for (dbname, wanted) in [
+        ("shop", ["shop", "shop@localhost", "shop@localhost:5432"]),
+        ("host=/tmp/pg port=1 dbname=a", ["a", "a@/tmp/pg", "a@/tmp/pg:1"]),
+        (
+            "postgresql://kim:secret@b,c:2/shop",
+            ["shop", "shop@b,c", "shop@b:5432,c:2"],
+        ),
+    ] {
+        assert_eq!(of(dbname, &FakeEnvironment::default()).names(), wanted);
+    }
+}
+
+#[test]
 fn the_defaults_are_the_socket_and_the_name_of_the_user() {
     let target = of("", &FakeEnvironment::default());
     assert_eq!(target.hosts, [socket("/var/run/postgresql", 5432)]);

@@ -268,7 +268,7 @@ async fn counted(context: &PageContext, verb: Verb, search: &str) -> Result<(i64
         session.execute("begin read only").await?; // although the session may act
         run(session, &call).await // the session ends, and the transaction with it
     };
-    let n = context.app.pool.run(purpose(context), counting).await?;
+    let n = context.database.pool.run(purpose(context), counting).await?;
     let shown = chosen(verb, &filter, n.max(1))?.call(verb, Some("why"), false, Arguments::Given);
     Ok((n, shown.to_show()))
 }
@@ -280,7 +280,7 @@ async fn sample(context: &PageContext, tab: MessageStatus, search: &str) -> Resu
         context.view.snapshot.as_ref().map_or(1, MonitorSnapshot::lanes),
     );
     let read = async |session: &MonitorSession| tab::page(session, lanes, tab, false, &filter, &[]).await;
-    Ok(context.app.pool.read(read).await?.rows)
+    Ok(context.database.pool.read(read).await?.rows)
 }
 
 /// The viewer appears in the audit.
@@ -302,7 +302,7 @@ async fn change(context: &PageContext, calls: &[Sql]) -> Result<i64, Failure> {
         session.execute("commit").await?;
         Ok(changed)
     };
-    context.app.pool.run(purpose(context), act).await
+    context.database.pool.run(purpose(context), act).await
 }
 
 fn parsed(text: &str) -> Result<Filter, Failure> {

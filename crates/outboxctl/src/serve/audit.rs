@@ -34,7 +34,7 @@ const AUDIT: &str = "
 pub async fn audit(context: PageContext, Form(fields): Form<Fields>) -> Response {
     let before = fields.given("before");
     let read = async |session: &MonitorSession| session.fetch(AUDIT, &[&before]).await;
-    let entries = context.app.pool.read(read).await;
+    let entries = context.database.pool.read(read).await;
     context.answer(entries.map(|entries| shown(&context, entries)))
 }
 

@@ -1,8 +1,8 @@
 //! The path under which a proxy shows this monitor, such as `/ops/outbox`. The pages write their own paths from `/` on;
 //! the base path is inserted into links as the answer is sent.
 
+use axum::Extension;
 use axum::body::{Body, to_bytes};
-use axum::extract::State;
 use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderValue, Request, header};
 use axum::middleware::Next;
@@ -42,6 +42,11 @@ impl BasePath {
         &self.0
     }
 
+    /// The base path of what is at `/db/WORD` below this one.
+    pub fn of_database(&self, word: &str) -> Self {
+        Self(format!("{}/db/{word}", self.0))
+    }
+
     /// The markup with links below the base path.
     pub fn in_markup(&self, markup: &str) -> String {
         LEADING.iter().fold(markup.to_owned(), |markup, leading| {
@@ -73,7 +78,7 @@ impl BasePath {
 }
 
 /// Inserts the base path into the links of an answer.
-pub async fn rebased(State(base): State<BasePath>, request: Request<Body>, next: Next) -> Response {
+pub async fn rebased(Extension(base): Extension<BasePath>, request: Request<Body>, next: Next) -> Response {
     let (mut head, body) = next.run(request).await.into_parts();
     let text = |value: &HeaderValue| value.to_str().map(str::to_owned).ok();
     if let Some(to) = head.headers.get(header::LOCATION).and_then(text)

@@ -1,6 +1,5 @@
 //! The connections of clients: how many there are, and how long one of them may keep the monitor waiting.
 
-use super::base::BasePath;
 use super::proxy::PeerAddress;
 use axum::Router;
 use axum::http::Request;
@@ -22,8 +21,11 @@ const CONNECTIONS_MAX: usize = 128;
 /// The time for a client to send the head of its next request, or a form, and to take the next bytes of an answer.
 pub const CLIENT_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Serves forever.
-pub async fn serve(mut listener: TcpListener, router: Router, base: BasePath) -> Infallible {
+/// Serves forever. `route` prepares the path of a request for the router.
+pub async fn serve<R>(mut listener: TcpListener, router: Router, route: R) -> Infallible
+where
+    R: Fn(Request<Incoming>) -> Request<Incoming> + Clone + Send + 'static,
+{
     let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let (stream, peer) = Listener::accept(&mut listener).await;
@@ -34,10 +36,10 @@ pub async fn serve(mut listener: TcpListener, router: Router, base: BasePath) ->
         if set_tcp_user_timeout(&stream, CLIENT_PATIENCE.as_millis() as u32).is_err() {
             continue; // it has ended already
         }
-        let (base, peer) = (base.clone(), PeerAddress(peer.ip().to_canonical()));
+        let (route, peer) = (route.clone(), PeerAddress(peer.ip().to_canonical()));
         let service = MapRequest::new(router.clone(), move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(peer);
-            base.strip(request)
+            route(request)
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())

@@ -1,5 +1,5 @@
-//! What every handler has: the state that all requests and the poller share, and for a page the view that it shows, and
-//! its viewer. It makes the frame of the page, and the page for a failure.
+//! What every handler has: the state that all requests and pollers share, and for a page its database, the view that it
+//! shows, and its viewer. It makes the frame of the page, and the page for a failure.
 
 use super::access::{Access, Viewer};
 use super::base::BasePath;
@@ -10,13 +10,14 @@ use crate::failure::{Code, Failure};
 use crate::format::capitalised;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use axum::http::{StatusCode, header};
+use axum::http::{Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use maud::{DOCTYPE, Markup, html};
 use outbox_core::words::Word;
+use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 use tokio::sync::{Semaphore, watch};
 use tokio_postgres::error::SqlState;
 
@@ -24,32 +25,63 @@ use tokio_postgres::error::SqlState;
 pub const STREAMS_MAX: usize = 100;
 /// The most payloads on their way to clients, of up to 15 MiB each.
 pub const DOWNLOADS_MAX: usize = 4;
-/// After the last request the poller reads often for so long.
-const WATCHED_FOR: Duration = Duration::from_secs(30);
 
-pub struct App {
+pub struct Site {
     pub access: Arc<Access>,
-    pub pool: SessionPool,
-    pub database: String,
     pub base: BasePath,
-    /// Only the poller writes it.
-    pub views: watch::Receiver<Arc<View>>,
-    /// The time of the last request of a page. It wakes the poller from its long wait.
-    pub asked_at: watch::Sender<Instant>,
+    /// If there are several, the pages of each are below `/db/NAME/`.
+    pub databases: Vec<Arc<Database>>,
+    /// The list of several databases. Each poller writes it.
+    pub list: watch::Sender<Arc<View>>,
     /// For each open event stream.
     pub streams: Arc<Semaphore>,
     /// For each payload.
     pub downloads: Arc<Semaphore>,
 }
 
-impl App {
-    pub fn view(&self) -> Arc<View> {
-        self.views.borrow().clone()
+pub struct Database {
+    pub name: String,
+    /// Of its pages.
+    pub base: BasePath,
+    pub pool: SessionPool,
+    /// Only its poller writes it.
+    pub views: watch::Receiver<Arc<View>>,
+    /// The time of the last request of a page. It wakes the poller from its long wait.
+    pub asked_at: watch::Sender<Instant>,
+}
+
+impl Site {
+    pub fn has_several(&self) -> bool {
+        self.databases.len() > 1
     }
 
-    /// Whether a page is open, or was just requested.
-    pub fn is_watched(&self) -> bool {
-        self.streams.available_permits() < STREAMS_MAX || self.asked_at.borrow().elapsed() < WATCHED_FOR
+    /// The request with its path from `/` on, the database that the path names, and the base path of its answer. Only here
+    /// a request gets its database.
+    pub fn route<B>(&self, request: Request<B>) -> Request<B> {
+        let mut request = self.base.strip(request);
+        let word = request.uri().path().strip_prefix("/db/").unwrap_or_default();
+        let word = word.split('/').next().unwrap_or_default().to_owned();
+        let name = percent_decode_str(&word).decode_utf8_lossy(); // a proxy may have decoded it
+        let database = match &self.databases[..] {
+            [only] => Some(only),
+            several => several.iter().find(|database| database.name == name),
+        };
+        let mut base = &self.base;
+        if let Some(database) = database {
+            if self.has_several() {
+                request = BasePath::default().of_database(&word).strip(request);
+            }
+            base = &database.base;
+            request.extensions_mut().insert(Arc::clone(database));
+        }
+        request.extensions_mut().insert(base.clone());
+        request
+    }
+}
+
+impl Database {
+    pub fn view(&self) -> Arc<View> {
+        self.views.borrow().clone()
     }
 }
 
@@ -84,22 +116,26 @@ impl Fields {
 }
 
 pub struct PageContext {
-    pub app: Arc<App>,
+    pub site: Arc<Site>,
+    pub database: Arc<Database>,
     pub view: Arc<View>,
     pub viewer: Viewer,
 }
 
-impl FromRequestParts<Arc<App>> for PageContext {
+impl FromRequestParts<Arc<Site>> for PageContext {
     type Rejection = StatusCode;
 
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, StatusCode> {
-        app.asked_at.send_replace(Instant::now());
+    async fn from_request_parts(parts: &mut Parts, site: &Arc<Site>) -> Result<Self, StatusCode> {
+        let database = parts.extensions.get::<Arc<Database>>().cloned();
+        let database = database.ok_or(StatusCode::NOT_FOUND)?;
+        database.asked_at.send_replace(Instant::now());
         // The guard has admitted a viewer to all pages but those of the login.
         let viewer = parts.extensions.get::<Viewer>().cloned();
         Ok(Self {
             viewer: viewer.ok_or(StatusCode::INTERNAL_SERVER_ERROR)?,
-            app: Arc::clone(app),
-            view: app.view(),
+            site: Arc::clone(site),
+            view: database.view(),
+            database,
         })
     }
 }
@@ -149,51 +185,8 @@ impl PageContext {
 
     /// A page in the frame of all pages but the login.
     pub fn frame(&self, page: MonitorPage, title: &str, body: &Markup) -> Markup {
-        let (live, viewer) = (&self.view.live, &self.viewer);
-        let problems = match live.problems {
-            0 => String::new(),
-            some => format!("({some}) "),
-        };
-        let pages = MonitorPage::ALL.iter().filter(|page| **page != MonitorPage::Other);
-        html! {
-            (DOCTYPE)
-            html lang="en" {
-                (head(&format!("{problems}{} · {title}", self.app.database)))
-                body class=[viewer.may_act.then_some("may-act")] data-page=(page.name()) data-change=(live.change) {
-                    a.skip href="#main" { "Skip to the content" }
-                    header.top {
-                        a.brand href="/" { img src="/icon.svg" alt="" width="24" height="24"; " Outbox Monitor" }
-                        nav aria-label="Pages" { ul {
-                            @for (index, item) in pages.enumerate() {
-                                li { a href=(item.path()) aria-current=[(*item == page).then_some("page")] data-key=(index + 1) {
-                                    (capitalised(item.name()))
-                                } }
-                            }
-                        } }
-                        div.state {
-                            span.database title="database" { (self.app.database) }
-                            span #pulse data-live { (live.content(page, "pulse")) }
-                            @if let Some(name) = &viewer.name { span.who { (name) } }
-                            @if viewer.logged_in {
-                                form method="post" action="/logout" { (self.form_token()) button.quiet { "Log out" } }
-                            }
-                        }
-                    }
-                    main #main tabindex="-1" {
-                        @if page != MonitorPage::Overview { (live.element(page, "alerts")) } // there the numbers come first
-                        (body)
-                    }
-                    footer {
-                        span { "outboxctl " (env!("CARGO_PKG_VERSION")) }
-                        span {
-                            button.quiet.scripted #zone type="button" { "Times in UTC" }
-                            button.quiet.scripted #help-button type="button" { "Keys: ?" }
-                        }
-                    }
-                    (help())
-                }
-            }
-        }
+        let database = Some(&*self.database);
+        frame(&self.site, database, &self.view.live, &self.viewer, page, title, body)
     }
 
     /// The time of the view by the clock of the database, in seconds since 1970.
@@ -201,9 +194,73 @@ impl PageContext {
         self.view.snapshot.as_ref().map_or(0.0, |snapshot| snapshot.now.epoch_s)
     }
 
-    /// The token of a form with an action.
     pub fn form_token(&self) -> Markup {
-        html! { input type="hidden" name="form_token" value=(self.viewer.form_token); }
+        form_token(&self.viewer)
+    }
+}
+
+/// The token of a form with an action.
+fn form_token(viewer: &Viewer) -> Markup {
+    html! { input type="hidden" name="form_token" value=(viewer.form_token); }
+}
+
+/// A page of a database, or the list of the databases.
+pub fn frame(
+    site: &Site,
+    database: Option<&Database>,
+    live: &LiveParts,
+    viewer: &Viewer,
+    page: MonitorPage,
+    title: &str,
+    body: &Markup,
+) -> Markup {
+    let name = database.map(|database| database.name.as_str());
+    let pages = MonitorPage::ALL.iter().filter(|page| **page != MonitorPage::Other);
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            (head(&format!("{}{}{title}", live.problems, name.map_or_else(String::new, |name| format!("{name} · ")))))
+            body class=[viewer.may_act.then_some("may-act")] data-page=(page.name()) data-change=(live.change) {
+                a.skip href="#main" { "Skip to the content" }
+                header.top {
+                    a.brand href="/" { img src="/icon.svg" alt="" width="24" height="24"; " Outbox Monitor" }
+                    @if name.is_some() {
+                        nav aria-label="Pages" { ul {
+                            @for (index, item) in pages.enumerate() {
+                                li { a href=(item.path()) aria-current=[(*item == page).then_some("page")] data-key=(index + 1) {
+                                    (capitalised(item.name()))
+                                } }
+                            }
+                        } }
+                    }
+                    div.state {
+                        @if let Some(name) = name {
+                            @if site.has_several() {
+                                // With a blank, which browsers ignore: the base path of the database is not inserted.
+                                a.database href={ " " (site.base.as_str()) "/" } title="all databases" { "‹ " (name) }
+                            } @else { span.database title="database" { (name) } }
+                        }
+                        span #pulse data-live { (live.content(page, "pulse")) }
+                        @if let Some(name) = &viewer.name { span.who { (name) } }
+                        @if viewer.logged_in {
+                            form method="post" action="/logout" { (form_token(viewer)) button.quiet { "Log out" } }
+                        }
+                    }
+                }
+                main #main tabindex="-1" {
+                    @if page != MonitorPage::Overview { (live.element(page, "alerts")) } // there the numbers come first
+                    (body)
+                }
+                footer {
+                    span { "outboxctl " (env!("CARGO_PKG_VERSION")) }
+                    span {
+                        button.quiet.scripted #zone type="button" { "Times in UTC" }
+                        button.quiet.scripted #help-button type="button" { "Keys: ?" }
+                    }
+                }
+                (help())
+            }
+        }
     }
 }
 

@@ -41,6 +41,11 @@ pub fn distance(at: &str, now_s: f64) -> Markup {
     }
 }
 
+/// The same of a time in seconds since 1970.
+pub fn distance_of(epoch_s: f64, now_s: f64) -> Markup {
+    distance(&format!("{}Z", time(epoch_s).replace(' ', "T")), now_s)
+}
+
 /// A value in the query of a URL.
 pub fn encode(text: &str) -> String {
     form_urlencoded::byte_serialize(text.as_bytes()).collect()

@@ -64,7 +64,11 @@ pub async fn list(context: PageContext, Form(fields): Form<Fields>) -> Response 
     // A number alone is a seq, and a UUID alone is an id.
     let mut seq = search.parse::<i64>().ok();
     if let Ok(id) = filter::uuid(&search) {
-        let found = context.app.pool.read(async |session| seq_of(session, &id).await).await;
+        let found = context
+            .database
+            .pool
+            .read(async |session| seq_of(session, &id).await)
+            .await;
         seq = found.ok().flatten();
     }
     if let Some(seq) = seq {
@@ -81,10 +85,15 @@ pub async fn list(context: PageContext, Form(fields): Form<Fields>) -> Response 
         reasons: HashMap::new(),
         context,
     };
-    let app = Arc::clone(&list.context.app);
+    let database = Arc::clone(&list.context.database);
     let found = match search::parse(&list.search) {
         Err(problem) => Err(Failure::new(Code::Usage, problem)),
-        Ok(filter) => app.pool.read(async |session| list.read(session, &filter).await).await,
+        Ok(filter) => {
+            database
+                .pool
+                .read(async |session| list.read(session, &filter).await)
+                .await
+        }
     };
     let answer = match found {
         Err(failure) if failure.is(&SqlState::TOO_MANY_CONNECTIONS) => Err(failure),

@@ -2,14 +2,16 @@
 //! page sends those that have changed since they were last sent to this viewer.
 
 use super::backlog::BacklogHistory;
+use super::base::BasePath;
 use super::chart::{self, RANGES};
-use super::context::{App, Fields, PageContext, View};
+use super::context::{Database, Fields, PageContext, Site, View};
 use super::format::clock;
 use super::page::MonitorPage::{self, Audit, Destinations, Messages, Other, Overview, Partitions, Workers};
 use super::page::{LivePart, LiveParts};
 use super::snapshot::{Lost, MonitorSnapshot};
 use super::{fleet, overview};
 use crate::format::capitalised;
+use axum::Extension;
 use axum::extract::{Form, State};
 use axum::http::StatusCode;
 use axum::response::sse::{Event, Sse};
@@ -57,18 +59,30 @@ pub fn live_parts(snapshot: Option<&MonitorSnapshot>, lost: Option<&Lost>, backl
     }
     LiveParts {
         parts,
-        problems: alerts.len(),
+        problems: numbered(alerts.len()),
         change: snapshot.map_or_else(String::new, MonitorSnapshot::change),
+    }
+}
+
+/// The number of problems in the title of a page.
+pub fn numbered(problems: usize) -> String {
+    match problems {
+        0 => String::new(),
+        some => format!("({some}) "),
     }
 }
 
 fn pulse(snapshot: Option<&MonitorSnapshot>, lost: Option<&Lost>) -> Markup {
     html! {
         @match (snapshot, lost) {
-            (Some(snapshot), None) => { span.dot.ok {} " " span.when { (clock(snapshot.now.epoch_s)) " UTC" } }
+            (Some(snapshot), None) => { (beat(snapshot.now.epoch_s)) }
             _ => { span.dot.bad {} " no database" }
         }
     }
+}
+
+pub fn beat(epoch_s: f64) -> Markup {
+    html! { span.dot.ok {} " " span.when { (clock(epoch_s)) " UTC" } }
 }
 
 /// A page that is its live part.
@@ -80,7 +94,7 @@ pub fn live_page(context: &PageContext, page: MonitorPage) -> Markup {
     )
 }
 
-pub async fn overview_page(context: PageContext) -> Markup {
+pub fn overview_page(context: &PageContext) -> Markup {
     let element = |id| context.view.live.element(Overview, id);
     let body = html! {
         (element("cards"))
@@ -105,7 +119,7 @@ pub async fn overview_page(context: PageContext) -> Markup {
 
 /// What one viewer of a page has seen.
 struct EventStream {
-    app: Arc<App>,
+    base: BasePath,
     page: MonitorPage,
     views: watch::Receiver<Arc<View>>,
     sent: HashMap<&'static str, String>,
@@ -113,15 +127,26 @@ struct EventStream {
     _permit: OwnedSemaphorePermit,
 }
 
-pub async fn events(State(app): State<Arc<App>>, Form(fields): Form<Fields>) -> Response {
-    let Ok(permit) = Arc::clone(&app.streams).try_acquire_owned() else {
+/// The parts of a page of the database that the path names, or of the list of the databases.
+pub async fn events(
+    State(site): State<Arc<Site>>,
+    Extension(base): Extension<BasePath>,
+    database: Option<Extension<Arc<Database>>>,
+    Form(fields): Form<Fields>,
+) -> Response {
+    let Ok(permit) = Arc::clone(&site.streams).try_acquire_owned() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "Too many pages are open.\n").into_response();
     };
-    app.asked_at.send_replace(Instant::now());
-    let mut views = app.views.clone();
+    let mut views = match database {
+        Some(Extension(database)) => {
+            database.asked_at.send_replace(Instant::now());
+            database.views.clone()
+        }
+        None => site.list.subscribe(),
+    };
     views.mark_changed(); // what the page shows may be older than the stream
     let stream = EventStream {
-        app,
+        base,
         page: MonitorPage::of_name(fields.get("page")).unwrap_or(Other),
         views,
         sent: HashMap::new(),
@@ -149,10 +174,10 @@ impl EventStream {
         self.looks += 1;
         let parts = view.live.of_page(self.page).map(|part| (part.id, &part.markup));
         let mut changed = Map::new();
-        for (id, text) in parts.chain([("change", &view.live.change)]) {
+        for (id, text) in parts.chain([("change", &view.live.change), ("problems", &view.live.problems)]) {
             if (text.len() < LARGE_BYTES || is_turn) && self.sent.get(id) != Some(text) {
                 self.sent.insert(id, text.clone());
-                changed.insert(id.to_owned(), self.app.base.in_markup(text).into());
+                changed.insert(id.to_owned(), self.base.in_markup(text).into());
             }
         }
         changed

@@ -1,6 +1,6 @@
 //! Login and logout.
 
-use super::context::{App, Fields};
+use super::context::{Fields, Site};
 use super::page::{head, problem};
 use axum::extract::{Form, State};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -8,23 +8,23 @@ use axum::response::{IntoResponse, Redirect, Response};
 use maud::{DOCTYPE, Markup, html};
 use std::sync::Arc;
 
-pub async fn show_login(State(app): State<Arc<App>>, Form(fields): Form<Fields>) -> Response {
-    match app.access.asks_for_secret() {
-        true => form(&app, fields.get("to"), false).into_response(),
+pub async fn show_login(State(site): State<Arc<Site>>, Form(fields): Form<Fields>) -> Response {
+    match site.access.asks_for_secret() {
+        true => form(&site, fields.get("to"), false).into_response(),
         false => Redirect::to("/").into_response(),
     }
 }
 
-pub async fn login(State(app): State<Arc<App>>, headers: HeaderMap, Form(fields): Form<Fields>) -> Response {
+pub async fn login(State(site): State<Arc<Site>>, headers: HeaderMap, Form(fields): Form<Fields>) -> Response {
     let (name, secret, to) = (fields.get("name"), fields.get("secret"), fields.get("to"));
-    match app.access.login(name.trim(), secret.trim(), &headers).await {
+    match site.access.login(name.trim(), secret.trim(), &headers).await {
         Some(cookie) => ([(header::SET_COOKIE, cookie)], Redirect::to(own_path(to))).into_response(),
-        None => (StatusCode::UNAUTHORIZED, form(&app, to, true)).into_response(),
+        None => (StatusCode::UNAUTHORIZED, form(&site, to, true)).into_response(),
     }
 }
 
-pub async fn logout(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
-    let cookie = app.access.logout(&headers);
+pub async fn logout(State(site): State<Arc<Site>>, headers: HeaderMap) -> Response {
+    let cookie = site.access.logout(&headers);
     ([(header::SET_COOKIE, cookie)], Redirect::to("/login")).into_response()
 }
 
@@ -35,8 +35,8 @@ fn own_path(to: &str) -> &str {
 }
 
 /// The only page without a login.
-fn form(app: &App, to: &str, has_failed: bool) -> Markup {
-    let has_names = app.access.has_names();
+fn form(site: &Site, to: &str, has_failed: bool) -> Markup {
+    let has_names = site.access.has_names();
     html! {
         (DOCTYPE)
         html lang="en" {

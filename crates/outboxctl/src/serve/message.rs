@@ -87,7 +87,7 @@ pub async fn seq_of(session: &MonitorSession, id: &str) -> Result<Option<i64>, F
 pub async fn message(context: PageContext, Path(seq): Path<i64>, Form(fields): Form<Fields>) -> Response {
     let destination = fields.given("destination");
     let shown = async |session: &MonitorSession| shown(&context, session, seq, destination).await;
-    context.answer(context.app.pool.read(shown).await)
+    context.answer(context.database.pool.read(shown).await)
 }
 
 /// A payload on its way to a client. It takes memory until the client has read it.
@@ -105,10 +105,10 @@ impl AsRef<[u8]> for PayloadDownload {
 /// As a download, never as something that a browser shows.
 pub async fn payload(context: PageContext, Path(seq): Path<i64>) -> Response {
     let answer = async {
-        let permit = Arc::clone(&context.app.downloads).try_acquire_owned();
+        let permit = Arc::clone(&context.site.downloads).try_acquire_owned();
         let _permit = permit.map_err(|_| busy())?;
         let read = async |session: &MonitorSession| session.fetch::<Value>(PAYLOAD, &[&seq]).await;
-        let found = context.app.pool.read(read).await?.pop();
+        let found = context.database.pool.read(read).await?.pop();
         let Some(Value::String(payload)) = found.map(|mut event| event["payload"].take()) else {
             return Err(no_message(seq));
         };

@@ -1,7 +1,7 @@
 //! /metrics, as OpenMetrics: the numbers of the last reading of the database. Labels are bounded: destinations,
 //! workers, the words of states and checks; never a key or an error.
 
-use super::context::{App, View};
+use super::context::{Site, View};
 use super::snapshot::MonitorSnapshot;
 use crate::queries::model::{DestinationRow, WorkerRow};
 use crate::queries::state::DestinationState;
@@ -23,7 +23,7 @@ type Metric<T> = (&'static str, &'static str, fn(&T) -> Option<f64>);
 #[rustfmt::skip]
 const OF_MONITOR: &[Metric<View>] = &[
     ("outbox_up", "Whether the database answers this monitor.", |v| Some(v.lost.is_none().into())),
-    ("outbox_snapshot_age_seconds", "Time since the values were read from the database.", |v| Some(v.read_at.elapsed().unwrap_or_default().as_secs_f64())),
+    ("outbox_snapshot_age_seconds", "Time since the values were read from the database.", |v| v.snapshot.as_ref().map(|_| v.read_at.elapsed().unwrap_or_default().as_secs_f64())),
 ];
 
 #[rustfmt::skip]
@@ -71,21 +71,36 @@ fn rows(rows: impl Iterator) -> Option<f64> {
     Some(rows.count() as f64)
 }
 
-pub async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let view = app.view();
+/// Of all databases. If there are several, each sample has a label with its database.
+pub async fn metrics(State(site): State<Arc<Site>>) -> Response {
     let mut out = MetricText::default();
-    out.each("gauge", OF_MONITOR, [([], &*view)]);
-    // Old values would look like an idle system.
-    if let (Some(snapshot), None) = (&view.snapshot, &view.lost) {
-        out.all(snapshot);
+    for database in &site.databases {
+        let view = database.view();
+        out.database = site.has_several().then_some(&database.name);
+        out.each("gauge", OF_MONITOR, [([], &*view)]);
+        // Old values would look like an idle system.
+        if let (Some(snapshot), None) = (&view.snapshot, &view.lost) {
+            out.all(snapshot);
+        }
     }
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], out.0 + "# EOF\n").into_response()
+    let text: String = out
+        .families
+        .into_iter()
+        .flat_map(|(head, samples)| [head, samples])
+        .collect();
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text + "# EOF\n").into_response()
 }
 
 #[derive(Default)]
-struct MetricText(String);
+struct MetricText<'a> {
+    /// The description and the samples of each metric: the format wants those of all databases together.
+    families: Vec<(String, String)>,
+    /// The metric that gets samples.
+    current: usize,
+    database: Option<&'a String>,
+}
 
-impl MetricText {
+impl MetricText<'_> {
     fn all(&mut self, snapshot: &MonitorSnapshot) {
         let labels = [
             ("version", env!("CARGO_PKG_VERSION")),
@@ -180,21 +195,28 @@ impl MetricText {
     }
 
     fn describe(&mut self, kind: &str, name: &str, help: &str) {
-        self.0 += &format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
+        let mut head = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
         if name.ends_with("_seconds") {
-            self.0 += &format!("# UNIT {name} seconds\n");
+            head += &format!("# UNIT {name} seconds\n");
         }
+        let known = self.families.iter().position(|(known, _)| *known == head);
+        self.current = known.unwrap_or_else(|| {
+            self.families.push((head, String::new()));
+            self.families.len() - 1
+        });
     }
 
     fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
         let escaped = |value: &str| value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n");
-        let labels = labels
+        let database = self.database.map(|name| ("database", name.as_str()));
+        let labels = database
             .iter()
+            .chain(labels)
             .map(|(name, value)| format!("{name}=\"{}\"", escaped(value)));
         let labels = match labels.collect::<Vec<_>>().join(",") {
             none if none.is_empty() => none,
             labels => format!("{{{labels}}}"),
         };
-        self.0 += &format!("{name}{labels} {value}\n");
+        self.families[self.current].1 += &format!("{name}{labels} {value}\n");
     }
 }

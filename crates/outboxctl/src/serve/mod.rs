@@ -1,5 +1,5 @@
-//! `outboxctl serve`: the Outbox Monitor, a few pages and /metrics over HTTP. One session reads the database for all
-//! viewers (`poller`). Requests of viewers share a few other sessions (`session`).
+//! `outboxctl serve`: the Outbox Monitor, a few pages and /metrics over HTTP, of one or several databases. One session
+//! reads a database for all viewers (`poller`). Requests of viewers share a few other sessions (`session`).
 
 mod access;
 mod act;
@@ -10,6 +10,7 @@ mod causes;
 mod chart;
 mod connections;
 mod context;
+mod databases;
 mod fleet;
 mod format;
 mod list;
@@ -27,6 +28,7 @@ mod snapshot;
 mod tab;
 
 use crate::commands::CommandContext;
+use crate::connect::{self, ConnectArgs};
 use crate::failure::{Code, Failure};
 use crate::shutdown::Shutdown;
 use access::{Access, guard, listen_address};
@@ -35,23 +37,28 @@ use axum::routing::{get, post};
 use axum::{Router, middleware};
 use base::{BasePath, rebased};
 use clap::Args;
-use context::{App, DOWNLOADS_MAX, PageContext, STREAMS_MAX};
+use context::{DOWNLOADS_MAX, Database, PageContext, STREAMS_MAX, Site};
+use futures_util::future::join_all;
 use live::live_page;
 use outbox_transport::network::Network;
 use page::MonitorPage;
 use poller::Poller;
 use proxy::TrustedProxy;
 use serde_json::json;
-use session::SessionPool;
+use session::{PATIENCE, SessionPool};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
 
-#[derive(Args, Clone, Debug)]
+#[derive(Args)]
 pub struct ServeArgs {
+    /// Database name, connection string or URI; may be repeated
+    #[arg(short = 'd', long, value_name = "DBNAME", help_heading = "Connection, as with psql")]
+    dbname: Vec<String>,
     /// Address and port; addresses other than loopback need a token or users
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     listen: String,
@@ -80,59 +87,111 @@ pub struct ServeArgs {
 
 /// Serves until a signal ends it.
 pub async fn run(context: &CommandContext, args: &ServeArgs) -> Result<ExitCode, Failure> {
-    let connect = &context.connect;
+    let connects = args.connects(&context.connect)?;
     let address = listen_address(&args.listen)?;
     // Checked before anything is opened.
     let (token, users) = (args.token_file.as_deref(), args.users_file.as_deref());
     let header = args.trusted_user_header.clone();
     let proxy = header.map(|header| TrustedProxy::new(header, &args.trusted_proxy));
     let access = Access::new(token, users, proxy, address, args.allow_actions, &args.allow_host)?;
-    let (poller, view) = Poller::first(connect).await?;
+    let forms: Result<Vec<_>, _> = connects.iter().map(connect::names).collect();
+    let names = databases::names(&forms?)?;
+    // A single database may ask for a password.
+    let patience = if names.len() > 1 { PATIENCE } else { Duration::MAX };
+    let mut pollers: Vec<Poller> = connects.iter().cloned().map(Poller::new).collect();
+    let views = join_all(pollers.iter_mut().map(|poller| poller.look(None, patience))).await;
+    let lost: Vec<_> = views
+        .iter()
+        .zip(&names)
+        .filter_map(|(view, name)| Some((name, &view.lost.as_ref()?.failure)))
+        .collect();
+    if lost.len() == names.len() {
+        return Err(lost[0].1.clone());
+    }
+    for (name, failure) in lost {
+        eprintln!("outboxctl: warning: database {name}: {failure}");
+    }
     let listener = TcpListener::bind(address).await.map_err(|error| {
         Failure::new(Code::Refused, format!("cannot listen at {address}: {error}"))
             .hint("Give another address or port with --listen.")
     })?;
     let bound = listener.local_addr().unwrap_or(address);
-    let database = view.snapshot.as_ref().map(|snapshot| snapshot.now.database.clone());
-    let (sender, views) = watch::channel(Arc::new(view));
-    let app = Arc::new(App {
+    let opened = names.iter().zip(connects).zip(views).map(|((name, connect), view)| {
+        let (sender, views) = watch::channel(Arc::new(view));
+        let database = Arc::new(Database {
+            name: name.clone(),
+            base: match names.len() {
+                1 => args.base_path.clone(),
+                _ => args.base_path.of_database(&databases::word(name)),
+            },
+            pool: SessionPool::new(connect),
+            views,
+            asked_at: watch::Sender::new(Instant::now()),
+        });
+        (database, sender)
+    });
+    let (databases, senders): (Vec<_>, Vec<_>) = opened.unzip();
+    let site = Arc::new(Site {
         access: Arc::new(access),
-        pool: SessionPool::new(connect.clone()),
-        database: database.unwrap_or_default(),
         base: args.base_path.clone(),
-        views,
-        asked_at: watch::Sender::new(Instant::now()),
+        list: watch::Sender::new(Arc::new(databases::view(&databases))),
+        databases,
         streams: Arc::new(Semaphore::new(STREAMS_MAX)),
         downloads: Arc::new(Semaphore::new(DOWNLOADS_MAX)),
     });
     let shutdown = Shutdown::on_signals()?; // before the address is printed
-    let url = format!("http://{bound}{}/", app.base.as_str());
+    let url = format!("http://{bound}{}/", site.base.as_str());
     if context.json {
-        let said = json!({ "url": url, "database": app.database, "actions": args.allow_actions });
+        let actions = args.allow_actions;
+        let said = match &names[..] {
+            [database] => json!({ "url": url, "database": database, "actions": actions }),
+            databases => json!({ "url": url, "databases": databases, "actions": actions }),
+        };
         println!("{said}");
     } else {
         let what = match args.allow_actions {
             true => "actions allowed",
             false => "read-only",
         };
-        println!("Outbox Monitor of database {} at {url} ({what})", app.database);
+        let of = if site.has_several() { "databases" } else { "database" };
+        println!("Outbox Monitor of {of} {} at {url} ({what})", names.join(", "));
     }
-    let mut poller = tokio::spawn(poller.run(Arc::clone(&app), sender));
-    let served = tokio::select! {
-        never = connections::serve(listener, router(Arc::clone(&app)), app.base.clone()) => match never {},
+    let mut reading = JoinSet::new(); // ends them with it
+    for ((poller, database), sender) in pollers.into_iter().zip(&site.databases).zip(senders) {
+        reading.spawn(poller.run(Arc::clone(&site), Arc::clone(database), sender));
+    }
+    tokio::select! {
+        never = connections::serve(listener, router(Arc::clone(&site)), move |request| site.route(request)) => match never {},
         // Event streams are cut: browsers reconnect.
         () = shutdown.requested() => Ok(ExitCode::SUCCESS),
         // Pages that no longer change would look like an idle system.
-        ended = &mut poller => {
-            let ended = format!("cannot serve: the task that reads the database has ended: {ended:?}");
+        ended = reading.join_next() => {
+            let ended = format!("cannot serve: a task that reads a database has ended: {ended:?}");
             Err(Failure::new(Code::Refused, ended))
         }
-    };
-    poller.abort();
-    served
+    }
 }
 
-fn router(app: Arc<App>) -> Router {
+impl ServeArgs {
+    /// How to connect to each database.
+    fn connects(&self, shared: &ConnectArgs) -> Result<Vec<ConnectArgs>, Failure> {
+        if self.dbname.len() < 2 {
+            return Ok(vec![shared.clone()]);
+        }
+        if shared.ask_password {
+            let several = Failure::new(Code::Usage, "-W asks for one password, but there are several databases");
+            return Err(several.hint("Put the passwords into ~/.pgpass, or into the file that PGPASSFILE names."));
+        }
+        let of = |name: &String| ConnectArgs {
+            dbname: Some(name.clone()),
+            no_password: true, // the typed one would go to the servers of all
+            ..shared.clone()
+        };
+        Ok(self.dbname.iter().map(of).collect())
+    }
+}
+
+fn router(site: Arc<Site>) -> Router {
     let live = |page| get(async move |context: PageContext| live_page(&context, page));
     // A file of the program itself. Not cached between pages, because the next version may have another.
     let asset = |kind: &'static str, text: &'static str| {
@@ -140,7 +199,7 @@ fn router(app: Arc<App>) -> Router {
         get(async move || (headers, text))
     };
     Router::new()
-        .route("/", get(live::overview_page))
+        .route("/", get(databases::home))
         .route("/destinations", live(MonitorPage::Destinations))
         .route("/partitions", live(MonitorPage::Partitions))
         .route("/workers", live(MonitorPage::Workers))
@@ -157,7 +216,7 @@ fn router(app: Arc<App>) -> Router {
         .route("/app.js", asset("text/javascript", include_str!("assets/app.js")))
         .route("/style.css", asset("text/css", include_str!("assets/style.css")))
         .route("/icon.svg", asset("image/svg+xml", include_str!("assets/icon.svg")))
-        .layer(middleware::from_fn_with_state(Arc::clone(&app.access), guard))
-        .layer(middleware::from_fn_with_state(app.base.clone(), rebased))
-        .with_state(app)
+        .layer(middleware::from_fn_with_state(Arc::clone(&site.access), guard))
+        .layer(middleware::from_fn(rebased))
+        .with_state(site)
 }

@@ -26,8 +26,8 @@ const WARNINGS: [&str; 7] = [
 
 /// A line of the strip of alerts: one root cause, its details and the remedy.
 pub struct Alert {
-    is_bad: bool,
-    title: String,
+    pub is_bad: bool,
+    pub title: String,
     body: Markup,
     /// The address and the label of a button.
     button: Option<(String, String)>,
@@ -88,7 +88,7 @@ impl Alert {
 
 fn of_loss(lost: &Lost) -> Alert {
     let body = html! {
-        p { "Since " (clock(lost.since_epoch_s())) " UTC: " (lost.message) }
+        p { "Since " (clock(lost.since_epoch_s())) " UTC: " (lost.why()) }
         p { "The values below are from that time. The monitor tries again every second." }
     };
     Alert::new(true, "The database does not answer", body)

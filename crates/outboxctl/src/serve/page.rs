@@ -38,8 +38,8 @@ pub struct LivePart {
 /// All parts, from one reading of the database.
 pub struct LiveParts {
     pub parts: Vec<LivePart>,
-    /// The number of alerts.
-    pub problems: usize,
+    /// The number of alerts, as the title of a page begins: empty, or `(2) `.
+    pub problems: String,
     /// Changes when a message has changed its state.
     pub change: String,
 }

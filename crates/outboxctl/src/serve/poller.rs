@@ -3,7 +3,8 @@
 
 use super::backlog::BacklogHistory;
 use super::chart::PERIODS;
-use super::context::{App, View};
+use super::context::{Database, Site, View};
+use super::databases;
 use super::live::live_parts;
 use super::session::{MonitorSession, PATIENCE, SessionPurpose, no_answer};
 use super::snapshot::{Lost, MonitorSnapshot, SlowParts};
@@ -17,12 +18,15 @@ use tokio_postgres::error::SqlState;
 
 const WATCHED: Duration = Duration::from_secs(1);
 const UNWATCHED: Duration = Duration::from_secs(5);
+/// After the last request of a page it reads often for so long.
+const WATCHED_FOR: Duration = Duration::from_secs(30);
 /// With a thousand partitions one reading takes a good part of a second. The poller then reads less often, and uses at
 /// most a tenth of a processor of the server.
 const REST_PER_REFRESH: u32 = 9;
 
 /// The session, and what is kept from one reading to the next.
 pub struct Poller {
+    args: ConnectArgs,
     /// None: lost.
     session: Option<MonitorSession>,
     slow: SlowParts,
@@ -30,19 +34,34 @@ pub struct Poller {
 }
 
 impl Poller {
-    /// The first reading. A failure now is for the caller to fix, and ends the program.
-    pub async fn first(args: &ConnectArgs) -> Result<(Self, View), Failure> {
-        let mut poller = Self {
-            session: Some(MonitorSession::open(args, &SessionPurpose::Watch).await?),
+    pub fn new(args: ConnectArgs) -> Self {
+        Self {
+            args,
+            session: None,
             slow: SlowParts::default(),
             backlog: BacklogHistory::default(),
-        };
-        let snapshot = poller.read(args).await?;
-        let view = poller.view(Some(snapshot), None, SystemTime::now());
-        Ok((poller, view))
+        }
     }
 
-    fn view(&self, snapshot: Option<MonitorSnapshot>, lost: Option<Lost>, read_at: SystemTime) -> View {
+    /// One reading, for at most `patience`. Without an answer the view has the values of the one before.
+    pub async fn look(&mut self, before: Option<&View>, patience: Duration) -> View {
+        let read = timeout(patience, self.read()).await.unwrap_or_else(|_| {
+            self.session.take().map(|session| tokio::spawn(session.cancel()));
+            Err(no_answer())
+        });
+        let (snapshot, lost, read_at) = match read {
+            Ok(snapshot) => (Some(snapshot), None, SystemTime::now()),
+            Err(failure) => {
+                let lost = before.and_then(|view| view.lost.as_ref());
+                let since = lost.map_or_else(SystemTime::now, |lost| lost.since);
+                let snapshot = before.and_then(|view| view.snapshot.clone());
+                (
+                    snapshot,
+                    Some(Lost { since, failure }),
+                    before.map_or(since, |view| view.read_at),
+                )
+            }
+        };
         View {
             live: live_parts(snapshot.as_ref(), lost.as_ref(), &self.backlog),
             snapshot,
@@ -52,33 +71,24 @@ impl Poller {
     }
 
     /// Reads forever.
-    pub async fn run(mut self, app: Arc<App>, views: watch::Sender<Arc<View>>) {
+    pub async fn run(mut self, site: Arc<Site>, database: Arc<Database>, views: watch::Sender<Arc<View>>) {
         loop {
             let started = Instant::now();
-            let read = timeout(PATIENCE, self.read(&app.pool.args)).await;
-            let read = read.unwrap_or_else(|_| {
-                self.session.take().map(|session| tokio::spawn(session.cancel()));
-                Err(no_answer())
-            });
             let before = views.borrow().clone();
-            let view = match read {
-                Ok(snapshot) => self.view(Some(snapshot), None, SystemTime::now()),
-                Err(failure) => {
-                    let since = before.lost.as_ref().map_or_else(SystemTime::now, |lost| lost.since);
-                    let message = failure.to_string().replace('\n', " ");
-                    let lost = Lost { since, message };
-                    self.view(before.snapshot.clone(), Some(lost), before.read_at)
-                }
-            };
-            views.send_replace(Arc::new(view));
-            wait(&app, started).await;
+            views.send_replace(Arc::new(self.look(Some(&before), PATIENCE).await));
+            if site.has_several() {
+                // Within the lock, so that the last list has the last views.
+                site.list
+                    .send_modify(|list| *list = Arc::new(databases::view(&site.databases)));
+            }
+            wait(&database, &views, started).await;
         }
     }
 
-    async fn read(&mut self, args: &ConnectArgs) -> Result<MonitorSnapshot, Failure> {
+    async fn read(&mut self) -> Result<MonitorSnapshot, Failure> {
         if self.session.as_ref().is_none_or(MonitorSession::is_closed) {
             self.slow = SlowParts::default();
-            self.session = Some(MonitorSession::open(args, &SessionPurpose::Watch).await?);
+            self.session = Some(MonitorSession::open(&self.args, &SessionPurpose::Watch).await?);
         }
         let session = self.session.as_ref().expect("opened above");
         let read = MonitorSnapshot::read(session, &mut self.slow).await;
@@ -93,13 +103,14 @@ impl Poller {
     }
 }
 
-async fn wait(app: &App, started: Instant) {
+async fn wait(database: &Database, views: &watch::Sender<Arc<View>>, started: Instant) {
     let took = started.elapsed();
     let rest = |interval: Duration| interval.saturating_sub(took).max(took * REST_PER_REFRESH).min(PATIENCE);
     // Also if a page was just opened: many of them must not make it read more often.
     sleep(rest(WATCHED)).await;
-    let mut asked = app.asked_at.subscribe();
-    if !app.is_watched() {
+    let mut asked = database.asked_at.subscribe();
+    let has_page = views.receiver_count() > 1; // the other one is in the database
+    if !has_page && asked.borrow().elapsed() >= WATCHED_FOR {
         _ = timeout(rest(UNWATCHED) - rest(WATCHED), asked.changed()).await;
     }
 }

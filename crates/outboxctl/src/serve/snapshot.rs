@@ -69,13 +69,18 @@ impl RecentError {
 #[derive(Clone, Debug)]
 pub struct Lost {
     pub since: SystemTime,
-    pub message: String,
+    pub failure: Failure,
 }
 
 impl Lost {
     /// Seconds since 1970.
     pub fn since_epoch_s(&self) -> f64 {
         self.since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+    }
+
+    /// In one line.
+    pub fn why(&self) -> String {
+        self.failure.to_string().replace('\n', " ")
     }
 }
 

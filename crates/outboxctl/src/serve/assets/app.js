@@ -70,11 +70,9 @@
 
   function show(id, markup) {
     if (id === "change") return changed(markup);
+    if (id === "problems") return document.title = markup + document.title.replace(/^\(\d+\) /, "");
     const part = document.getElementById(id);
     if (part) patchPart(part, parsed(markup).body);
-    if (id !== "alerts") return;
-    const problems = part.querySelectorAll("li").length;
-    document.title = (problems ? `(${problems}) ` : "") + document.title.replace(/^\(\d+\) /, "");
   }
 
   function connect() {
@@ -254,7 +252,7 @@
     } else if (event.key === "/") {
       const search = document.getElementById("q");
       if (search) search.focus();
-      else location.href = `${root}messages`;
+      else document.querySelector(`nav a[href$="/messages"]`)?.click();
     } else if (event.key === "j") {
       choose(1);
     } else if (event.key === "k") {
