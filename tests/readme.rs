@@ -280,9 +280,13 @@ fn the_readme_brings_an_event_to_the_terminal() {
     next(); // how to make a destination
     readme.replace("http://127.0.0.1:8081/", url);
     psql(&cluster, &readme.blocks("Install", "sql")[1]);
-    let start = readme.one(START, "sql");
+    let steps = readme.blocks(START, "sql");
+    let [allow, start] = &steps[..] else {
+        panic!("other steps: {steps:#?}")
+    };
+    psql(&cluster, allow);
     let (_, shown) = start.split_once("-- The terminal shows: ").expect("what it shows");
-    psql(&cluster, &start);
+    psql(&cluster, start);
     assert_eq!(next(), shown.trim());
     process::kill(&mut listen);
     psql(&cluster, &rabbitmq_steps(&readme).0);
