@@ -2029,12 +2029,12 @@ declare
   places smallint[];
   notices bigint[];
 begin
-  select array_agg(r.destination), array_agg(r.receiver) into told, receivers
-  from outbox_internal.notice_receivers r where r.destination = any (destinations) and r.problem is null;
-  if told is null then
-    return;
-  end if;
   begin
+    select array_agg(r.destination), array_agg(r.receiver) into told, receivers
+    from outbox_internal.notice_receivers r where r.destination = any (destinations) and r.problem is null;
+    if told is null then
+      return;
+    end if;
     with notice as materialized (
       select nextval('@extschema@.outbox_events_seq_seq') as seq, r.receiver, d.partition, e.aggregate_type, e.aggregate_id,
              outbox_internal.legible(jsonb_build_object(
@@ -2060,7 +2060,7 @@ begin
     if notices is not null then
       perform outbox_internal.record_ready(receivers, places, notices);
     end if;
-  exception when others then
+  exception when others or assert_failure then
     raise warning 'no notice of % dead letter(s): %', cardinality(seqs), sqlerrm
       using errcode = sqlstate, hint = 'The messages are dead letters all the same: see outbox_dead.';
   end;
@@ -2068,7 +2068,7 @@ end
 $$;
 comment on function outbox_internal.notify_dead(bigint[], text[]) is
   'For new dead letters: writes an event for the destination that dead_letters_to names. An error of that is a warning,'
-  ' because it must not keep other messages from being settled.';
+  ' because it must not keep other messages from being settled. It waits only briefly for a lock.';
 
 -- ---- sql/src/32_expiry.sql
 
@@ -5706,7 +5706,9 @@ begin
       ('make_ready', planned_once), ('blocked_keys', planned_once), ('expire', planned_once), ('dead_letter', planned_once),
       -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap; but what it calls uses an index.
       ('settle', planned_once || ' set enable_indexscan = off'),
-      ('record_failed', in_order || ' set enable_indexscan = on'), ('notify_dead', row_by_row || ' set enable_indexscan = on'),
+      ('record_failed', in_order || ' set enable_indexscan = on'),
+      -- Waits for a lock no longer than a worker's session, also for a relay.
+      ('notify_dead', row_by_row || ' set enable_indexscan = on set lock_timeout = ''500ms'''),
       ('work_claim_unleased', of_bodies),
       -- Relays and waits.
       ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('claimable_heads', in_order),

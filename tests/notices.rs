@@ -1,5 +1,6 @@
 //! Notices of dead letters: who may have them sent where, and what keeps one from being written. On a real Postgres.
 
+use postgres::Client;
 use support::{Cluster, DB, Event, Session, quiet_cluster};
 
 /// A server on which nothing is delivered, with the destination shop, whose dead letters are told to ops.
@@ -93,6 +94,41 @@ fn an_error_in_writing_a_notice_is_a_warning_and_the_message_is_dead() {
     assert_eq!(notices_of(&cluster, 2), 0);
     cluster.wait_for_log("no notice of 2 dead letter(s): no more events", offset);
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_dead"), 2);
+}
+
+#[test]
+fn a_failed_assertion_in_writing_a_notice_is_a_warning_too() {
+    let cluster = cluster();
+    cluster.exec(
+        DB,
+        "alter server shop options (set dead_letters_to 'default');
+         create function refuse() returns trigger language plpgsql as $$ begin assert false, 'no more events'; end $$;
+         create trigger refuse before insert on outbox_events for each row when (new.type = 'outbox.dead_letter')
+           execute function refuse()",
+    );
+    assert_eq!(notices_of(&cluster, 1), 0);
+}
+
+/// A session of a relay that has claimed message 1, for shop, for its last attempt; and the statement that fails it.
+fn claimed_by_relay(cluster: &Cluster) -> (Client, String) {
+    let mut client = cluster.connect(DB);
+    client.run(
+        "alter server shop options (set dead_letters_to 'default', add max_attempts '1'); select outbox_pause('shop')",
+    );
+    client.publish(Event::new("x").key("7").to("shop"));
+    let token: i64 = client.value("select claim_token from outbox_fetch_unpublished(1, 'shop')");
+    (client, format!("select outbox_mark_failed(1, {token}, 'no', 'shop')"))
+}
+
+#[test]
+fn a_relay_waits_only_briefly_for_a_lock_that_keeps_a_notice_from_being_written() {
+    let cluster = cluster();
+    let (mut client, fails) = claimed_by_relay(&cluster);
+    let mut holder = cluster.connect(DB);
+    holder.run("begin; lock table outbox_events in share mode"); // as CREATE INDEX does
+    client.run("set statement_timeout = '30s'");
+    assert!(client.value::<bool>(&fails));
+    assert_eq!(client.value::<i64>("select count(*) from outbox"), 0);
 }
 
 #[test]

@@ -39,12 +39,12 @@ declare
   places smallint[];
   notices bigint[];
 begin
-  select array_agg(r.destination), array_agg(r.receiver) into told, receivers
-  from outbox_internal.notice_receivers r where r.destination = any (destinations) and r.problem is null;
-  if told is null then
-    return;
-  end if;
   begin
+    select array_agg(r.destination), array_agg(r.receiver) into told, receivers
+    from outbox_internal.notice_receivers r where r.destination = any (destinations) and r.problem is null;
+    if told is null then
+      return;
+    end if;
     with notice as materialized (
       select nextval('@extschema@.outbox_events_seq_seq') as seq, r.receiver, d.partition, e.aggregate_type, e.aggregate_id,
              outbox_internal.legible(jsonb_build_object(
@@ -70,7 +70,7 @@ begin
     if notices is not null then
       perform outbox_internal.record_ready(receivers, places, notices);
     end if;
-  exception when others then
+  exception when others or assert_failure then
     raise warning 'no notice of % dead letter(s): %', cardinality(seqs), sqlerrm
       using errcode = sqlstate, hint = 'The messages are dead letters all the same: see outbox_dead.';
   end;
@@ -78,4 +78,4 @@ end
 $$;
 comment on function outbox_internal.notify_dead(bigint[], text[]) is
   'For new dead letters: writes an event for the destination that dead_letters_to names. An error of that is a warning,'
-  ' because it must not keep other messages from being settled.';
+  ' because it must not keep other messages from being settled. It waits only briefly for a lock.';

@@ -29,7 +29,9 @@ begin
       ('make_ready', planned_once), ('blocked_keys', planned_once), ('expire', planned_once), ('dead_letter', planned_once),
       -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap; but what it calls uses an index.
       ('settle', planned_once || ' set enable_indexscan = off'),
-      ('record_failed', in_order || ' set enable_indexscan = on'), ('notify_dead', row_by_row || ' set enable_indexscan = on'),
+      ('record_failed', in_order || ' set enable_indexscan = on'),
+      -- Waits for a lock no longer than a worker's session, also for a relay.
+      ('notify_dead', row_by_row || ' set enable_indexscan = on set lock_timeout = ''500ms'''),
       ('work_claim_unleased', of_bodies),
       -- Relays and waits.
       ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('claimable_heads', in_order),
