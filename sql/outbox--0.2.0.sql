@@ -1927,7 +1927,8 @@ begin
       (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, blocks)
     select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition,
            g.replayed, g.destination, g.key, g.reason,
-           leased and (g.action = 'B' or g.action = 'D' and g.key is not null)
+           -- Without leases a worker's dead letter blocks nothing; '' is a relay, which decides that itself.
+           (leased or settle.worker = '') and (g.action = 'B' or g.action = 'D' and g.key is not null)
     from gone g where g.action in ('d', 'D', 'B', 'x')
     on conflict (destination, seq) do update
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
@@ -3797,13 +3798,10 @@ begin
   end if;
   if outbox_internal.settle(
        ''::text, array[message.tid], array[end_claim.seq], array[to_destination], array[message.partition],
-       array[end_claim.claim_token], array[verdict[1]]::"char"[], array[verdict[2]]::bigint[],
-       array[verdict[3]]) <> 1 then
+       array[end_claim.claim_token],
+       array[case when settings.leasing then verdict[1] else translate(verdict[1], 'DB', 'dd') end]::"char"[],
+       array[verdict[2]]::bigint[], array[verdict[3]]) <> 1 then
     return false;
-  end if;
-  if verdict[1] in ('B', 'D') and settings.leasing then
-    update @extschema@.outbox_dead d set blocks = true
-    where d.destination = to_destination and d.seq = end_claim.seq and (verdict[1] = 'B' or d.key is not null);
   end if;
   perform outbox_internal.record_ended(
     published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);

@@ -132,6 +132,19 @@ fn a_relay_waits_only_briefly_for_a_lock_that_keeps_a_notice_from_being_written(
 }
 
 #[test]
+fn the_notice_of_a_relay_says_that_the_dead_letter_blocks_its_key() {
+    let cluster = cluster();
+    let (mut client, fails) = claimed_by_relay(&cluster);
+    assert!(client.value::<bool>(&fails));
+    assert!(client.value::<bool>("select blocks from outbox_dead"));
+    assert!(
+        client.value::<bool>(
+            "select (payload -> 'blocks')::boolean from outbox_events where type = 'outbox.dead_letter'"
+        )
+    );
+}
+
+#[test]
 fn the_default_destination_has_notices_by_a_server_of_that_name() {
     let cluster = cluster();
     cluster.exec(

@@ -359,13 +359,10 @@ begin
   end if;
   if outbox_internal.settle(
        ''::text, array[message.tid], array[end_claim.seq], array[to_destination], array[message.partition],
-       array[end_claim.claim_token], array[verdict[1]]::"char"[], array[verdict[2]]::bigint[],
-       array[verdict[3]]) <> 1 then
+       array[end_claim.claim_token],
+       array[case when settings.leasing then verdict[1] else translate(verdict[1], 'DB', 'dd') end]::"char"[],
+       array[verdict[2]]::bigint[], array[verdict[3]]) <> 1 then
     return false;
-  end if;
-  if verdict[1] in ('B', 'D') and settings.leasing then
-    update @extschema@.outbox_dead d set blocks = true
-    where d.destination = to_destination and d.seq = end_claim.seq and (verdict[1] = 'B' or d.key is not null);
   end if;
   perform outbox_internal.record_ended(
     published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
