@@ -63,4 +63,5 @@ select count(*) from pg_namespace where nspname = 'outbox_internal';
 create schema outbox_internal;
 create extension outbox;
 drop schema outbox_internal;
-select rolname, rolsuper, rolcanlogin, rolconnlimit from pg_roles where rolname like 'outbox%' order by rolname;
+-- up to 16 a background worker needs a role with LOGIN
+select rolname, rolsuper, rolcanlogin and rolconnlimit <> 0 as logs_in from pg_roles where rolname like 'outbox%' order by rolname;
