@@ -1927,8 +1927,7 @@ begin
       (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, blocks)
     select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition,
            g.replayed, g.destination, g.key, g.reason,
-           -- Without leases a worker's dead letter blocks nothing; '' is a relay, which decides that itself.
-           (leased or settle.worker = '') and (g.action = 'B' or g.action = 'D' and g.key is not null)
+           g.action = 'B' or g.action = 'D' and g.key is not null
     from gone g where g.action in ('d', 'D', 'B', 'x')
     on conflict (destination, seq) do update
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,

@@ -582,6 +582,15 @@ fn messages_behind_a_dead_letter_go_when_leasing_is_switched_off() {
     stage.exec(DB, "select outbox_configure(leasing => false)");
     wait_published(&stage, 1);
     assert_eq!(stage.labels(), ["behind"]);
+    // A dead letter of a worker blocks nothing now, and that of a relay neither.
+    client.publish(Event::new("dead too").operation("bad"));
+    wait_true(&stage, "another dead letter", "select count(*) = 2 from outbox_dead");
+    stage.exec(DB, "select outbox_pause('default')");
+    client.publish("relayed");
+    client.run("select outbox_mark_failed(f.seq, f.claim_token, 'a fault') from outbox_fetch_unpublished(1) f");
+    let blocks = "select count(*) filter (where blocks) from outbox_dead having count(*) = 3";
+    assert_eq!(stage.query_one::<i64>(DB, blocks), 0);
+    stage.exec(DB, "select outbox_resume('default')");
     assert_eq!(stage.query_one::<i64>(DB, "select outbox_drain('0 s')"), 0);
     // With leases again the key goes on.
     stage.exec(DB, "select outbox_configure(leasing => true)");

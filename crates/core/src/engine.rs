@@ -46,6 +46,7 @@ pub use wake_policy::WakePolicy;
 use crate::key_order::{KeyOrder, MessageHandle};
 use crate::message::Pointer;
 use crate::partition::Partition;
+use crate::settle::{Blocks, Rules};
 use adaptive_row_limit::AdaptiveRowLimit;
 use answers::Answers;
 use cursors::Cursors;
@@ -221,6 +222,14 @@ impl Engine {
         match self.sharing {
             Sharing::Leases => self.leases.len() - self.leaving.len(),
             Sharing::RowClaims => 1,
+        }
+    }
+
+    /// What a dead letter blocks: nothing with row claims, which know no order.
+    fn dead_blocks(&self, rules: &Rules) -> Blocks {
+        match self.sharing {
+            Sharing::Leases => rules.dead_blocks(),
+            Sharing::RowClaims => Blocks::Nothing,
         }
     }
 

@@ -56,16 +56,14 @@ impl Engine {
             }
             self.answers.await_those(self.key_order.unanswered_beside(handle));
         }
+        let dead_blocks = self.dead_blocks(rules) != Blocks::Nothing;
         let (messages, suspects) = (&self.messages, &mut self.suspects);
-        let ended = self.key_order.on_outcome(
-            handle,
-            outcome,
-            rules.dead_blocks() != Blocks::Nothing,
-            |handle, outcome| {
+        let ended = self
+            .key_order
+            .on_outcome(handle, outcome, dead_blocks, |handle, outcome| {
                 let pointer = messages.get(&handle).map(|message| &message.pointer);
                 decide(suspects, handle, outcome, pointer)
-            },
-        );
+            });
         let lane_is_one_order = self.sharing == Sharing::Leases && rules.ordering == Ordering::Partition;
         for (handle, disposition) in ended {
             if lane_is_one_order && let Some(ClaimedMessage { pointer, .. }) = self.messages.get(&handle) {

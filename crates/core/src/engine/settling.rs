@@ -79,7 +79,7 @@ impl Engine {
             return Ok(false);
         }
         let batch = &self.unsettled[..rows];
-        let changed = tables.settle(&self.destination, batch, rules.dead_blocks(), timeout)?;
+        let changed = tables.settle(&self.destination, batch, self.dead_blocks(rules), timeout)?;
         for settlement in &self.unsettled[..rows] {
             match settlement.disposition {
                 Disposition::Release { .. } => self.cursors.lower(settlement.pointer.partition, settlement.pointer.seq),
