@@ -1,11 +1,12 @@
 -- Notices of dead letters: an event for the destination that the option dead_letters_to names. It is written where the
 -- dead letter is, in the same transaction, and has no key: it waits behind nothing, and nothing behind it.
 
+-- Names have the type name, so that settle finds one in the index among 1,000 servers.
 create view outbox_internal.notice_receivers as
 select n.destination, n.receiver, p.problem, p.remedy
 from (
-  select s.srvname::text as destination, quote_ident(pg_get_userbyid(s.srvowner)) as owner, s.srvowner,
-         substr(o.option, length('dead_letters_to=') + 1) as receiver
+  select s.srvname as destination, quote_ident(pg_get_userbyid(s.srvowner)) as owner, s.srvowner,
+         substr(o.option, length('dead_letters_to=') + 1)::name as receiver
   from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
   cross join unnest(s.srvoptions) o (option)
   where w.fdwname in ('outbox_amqp', 'outbox_http') and starts_with(o.option, 'dead_letters_to=')
@@ -41,7 +42,7 @@ declare
 begin
   begin
     select array_agg(r.destination), array_agg(r.receiver) into told, receivers
-    from outbox_internal.notice_receivers r where r.destination = any (destinations) and r.problem is null;
+    from outbox_internal.notice_receivers r where r.destination = any (destinations::name[]) and r.problem is null;
     if told is null then
       return;
     end if;
