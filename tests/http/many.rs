@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use support::process::{postgres_account, run, run_as};
-use support::wait_drained;
+use support::{wait_drained, wait_for};
 
 use super::*;
 
@@ -13,8 +13,9 @@ struct Process(PathBuf);
 
 impl Process {
     fn of_worker(cluster: &Cluster) -> Self {
-        let pid = "select pid from pg_stat_activity where backend_type = 'outbox worker'";
-        Self(format!("/proc/{}", cluster.query_one::<i32>(DB, pid)).into())
+        let pid = "select max(pid) from pg_stat_activity where backend_type = 'outbox worker'";
+        let pid: i32 = wait_for("the worker to start", LONG, || cluster.query_one(DB, pid));
+        Self(format!("/proc/{pid}").into())
     }
 
     fn count(&self, what: &str) -> usize {
