@@ -8,18 +8,23 @@ use support::*;
 use support::{Authority, Certificate, Cluster};
 
 /// A server with TLS and a certificate for 127.0.0.1.
-fn tls_cluster(authority: &Authority) -> Cluster {
-    tls_cluster_with(&authority.issue("127.0.0.1"), &authority.cert_pem)
+fn tls_cluster(test: &str, authority: &Authority) -> Option<Cluster> {
+    tls_cluster_with(test, &authority.issue("127.0.0.1"), &authority.cert_pem)
 }
 
-fn tls_cluster_with(certificate: &Certificate, clients: &str) -> Cluster {
+/// None: this Postgres is built without TLS, and `test` is skipped.
+fn tls_cluster_with(test: &str, certificate: &Certificate, clients: &str) -> Option<Cluster> {
     let cluster = quiet_cluster();
+    if cluster.query_one::<String>(DB, "show ssl_library").is_empty() {
+        skip(test, "this Postgres is built without TLS");
+        return None;
+    }
     let file = |name: &str, text: &str| server_file(&cluster, name, text, 0o600).display().to_string();
     cluster.write_conf("ssl_cert_file", &file("server.pem", &certificate.cert_pem));
     cluster.write_conf("ssl_key_file", &file("server.key", &certificate.key_pem));
     cluster.write_conf("ssl_ca_file", &file("clients.pem", clients));
     cluster.set_conf("ssl", "on");
-    cluster
+    Some(cluster)
 }
 
 fn string(cluster: &Cluster, host: &str, user: &str, rest: &str) -> String {
@@ -34,7 +39,9 @@ fn encrypted(cluster: &Cluster, way: Way<'_>) -> Option<bool> {
 #[test]
 fn each_sslmode_behaves_as_in_psql() {
     let (authority, stranger) = (Authority::new("ours"), Authority::new("a stranger"));
-    let cluster = tls_cluster(&authority);
+    let Some(cluster) = tls_cluster("each sslmode", &authority) else {
+        return;
+    };
     let plain = quiet_cluster();
     let root = ".postgresql/root.crt";
     for (host, mode, trusted, expected) in [
@@ -74,7 +81,9 @@ fn each_sslmode_behaves_as_in_psql() {
 
 #[test]
 fn allow_and_prefer_retry_with_or_without_tls_when_the_server_refuses() {
-    let cluster = tls_cluster(&Authority::new("ours"));
+    let Some(cluster) = tls_cluster("allow and prefer", &Authority::new("ours")) else {
+        return;
+    };
     cluster.exec(DB, "create role only_tls login; create role never_tls login");
     who_may(
         &cluster,
@@ -96,7 +105,9 @@ fn allow_and_prefer_retry_with_or_without_tls_when_the_server_refuses() {
 #[test]
 fn a_client_certificate_is_sent_where_psql_sends_it() {
     let authority = Authority::new("ours");
-    let cluster = tls_cluster(&authority);
+    let Some(cluster) = tls_cluster("client certificates", &authority) else {
+        return;
+    };
     cluster.exec(DB, "create role ann login");
     who_may(&cluster, "hostssl all ann all cert");
     let certificate = authority.issue("ann");
@@ -121,7 +132,9 @@ fn a_client_certificate_is_sent_where_psql_sends_it() {
 #[test]
 fn a_refused_certificate_is_reported_with_the_fix() {
     let (authority, stranger) = (Authority::new("ours"), Authority::new("a stranger"));
-    let cluster = tls_cluster(&authority);
+    let Some(cluster) = tls_cluster("a refused certificate", &authority) else {
+        return;
+    };
     let refusal_of = |host: &str, trusted: &Authority| {
         let way = Way::to(string(&cluster, host, "postgres", "sslmode=verify-full"));
         way.file(".postgresql/root.crt", &trusted.cert_pem, 0o644)
@@ -141,7 +154,9 @@ fn a_refused_certificate_is_reported_with_the_fix() {
 #[test]
 fn a_self_signed_certificate_is_trusted_when_it_is_the_root_certificate() {
     let own = Authority::self_signed("127.0.0.1", false);
-    let cluster = tls_cluster_with(&own, &own.cert_pem);
+    let Some(cluster) = tls_cluster_with("a self-signed certificate", &own, &own.cert_pem) else {
+        return;
+    };
     let other = Authority::self_signed("127.0.0.1", false);
     for (host, mode, trusted, expected) in [
         ("127.0.0.1", "verify-full", &own, Some(true)),
@@ -155,7 +170,9 @@ fn a_self_signed_certificate_is_trusted_when_it_is_the_root_certificate() {
         assert_eq!(encrypted(&cluster, way), expected, "{host} {mode}");
     }
     let expired = Authority::self_signed("127.0.0.1", true);
-    let cluster = tls_cluster_with(&expired, &expired.cert_pem);
+    let Some(cluster) = tls_cluster_with("a self-signed certificate", &expired, &expired.cert_pem) else {
+        return;
+    };
     let way = Way::to(string(&cluster, "127.0.0.1", "postgres", "sslmode=verify-ca"));
     let way = way.file(".postgresql/root.crt", &expired.cert_pem, 0o644);
     assert_eq!(encrypted(&cluster, way), None, "it has run out");
