@@ -187,7 +187,7 @@ settings! {
     number RETENTION = 30 * 86_400, -1..=i32::MAX, S, Database, c"outbox.retention",
         c"How long ended messages are kept in the history; -1 = forever.";
     number EVENTS_RETENTION = AS_HISTORY, AS_HISTORY..=i32::MAX, S, Database, c"outbox.events_retention",
-        c"How long events are kept after their last message ended; -1 = forever, -2 = as outbox.retention.";
+        c"How long events without waiting or dead messages are kept, from created_at; -1 = forever, -2 = as outbox.retention.";
     number DEAD_RETENTION = -1, -1..=i32::MAX, S, Database, c"outbox.dead_retention",
         c"How long dead letters are kept before they are discarded; -1 = forever.";
     number INBOX_RETENTION = 7 * 86_400, -1..=i32::MAX, S, Database, c"outbox.inbox_retention",

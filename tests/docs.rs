@@ -43,9 +43,9 @@ const SOURCE: &str = "create schema outbox; create extension outbox schema outbo
 const PAGES: &[Page] = &[
     Page {
         name: "docs/capture.md",
-        before: "",
+        before: "create role shop",
         replacements: &[],
-        alone: &[],
+        alone: &[("create table journal", PAUSED)],
     },
     Page {
         name: "docs/consumers.md",
