@@ -224,6 +224,12 @@ comment on function outbox_internal.record_shown(text, smallint, bigint) is
   'This transaction puts a message into outbox, where views look for the first waiting one; published at COMMIT.'
   ' Returns true.';
 
+create function outbox_internal.record_enqueued(destination text, partition smallint, seq bigint)
+returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_enqueued_wrapper';
+comment on function outbox_internal.record_enqueued(text, smallint, bigint) is
+  'At COMMIT, counts a message without a key that a statement has put into outbox, and lets the workers read it. Always'
+  ' true.';
+
 create function outbox_internal.record_ready(destinations text[], partitions smallint[], seqs bigint[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
@@ -1133,8 +1139,7 @@ returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as 
 declare
   told text[];
   receivers text[];
-  places smallint[];
-  notices bigint[];
+  written integer;
 begin
   begin
     select array_agg(r.destination), array_agg(r.receiver) into told, receivers
@@ -1163,10 +1168,7 @@ begin
     ), message as (
       insert into @extschema@.outbox (seq, destination, partition) select n.seq, n.receiver, n.partition from notice n
     )
-    select array_agg(n.receiver), array_agg(n.partition), array_agg(n.seq) into receivers, places, notices from notice n;
-    if notices is not null then
-      perform outbox_internal.record_ready(receivers, places, notices);
-    end if;
+    select count(outbox_internal.record_enqueued(n.receiver, n.partition, n.seq)) into written from notice n;
   exception when others or assert_failure then
     raise warning 'no notice of % dead letter(s): %', cardinality(seqs), sqlerrm
       using errcode = sqlstate, hint = 'The messages are dead letters all the same: see outbox_dead.';
@@ -4187,6 +4189,7 @@ begin
         'publish',
         'outbox_publish',
         'outbox_store',
+        'record_enqueued',
         'record_ready',
         'withdraw_unless_taken',
         'renumber',
@@ -4340,9 +4343,9 @@ $functions$;
 
 -- ---- DDL on tables, at the end ---------------------------------------------------------------------------------------
 
-create trigger outbox_subscriptions_changed after insert or update or delete or truncate
-  on @extschema@.outbox_subscriptions
-  for each statement execute function outbox_internal.subscriptions_changed();
+-- By row, as logical replication applies changes.
+create trigger outbox_subscriptions_changed after insert or update or delete on @extschema@.outbox_subscriptions
+  for each row execute function outbox_internal.subscriptions_changed();
 alter table @extschema@.outbox_subscriptions enable always trigger outbox_subscriptions_changed;
 do $subscriptions$
 declare

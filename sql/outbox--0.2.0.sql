@@ -689,6 +689,12 @@ comment on function outbox_internal.wake(bigint, smallint[], bigint[]) is
   'At COMMIT, notifies the workers of this database of a change by hand: the number of pending messages changed by'
   ' this much, and these are to be read again.';
 
+create function outbox_internal.record_enqueued(destination text, partition smallint, seq bigint)
+returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_enqueued_wrapper';
+comment on function outbox_internal.record_enqueued(text, smallint, bigint) is
+  'At COMMIT, counts a message without a key that a statement has put into outbox, and lets the workers read it. Always'
+  ' true.';
+
 create function outbox_internal.record_pending(destination text, more bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_pending_wrapper';
 comment on function outbox_internal.record_pending(text, bigint) is
@@ -1274,9 +1280,9 @@ create function outbox_internal.subscriptions_changed() returns trigger language
 as 'MODULE_PATHNAME', 'outbox_subscriptions_changed_wrapper';
 comment on function outbox_internal.subscriptions_changed() is
   'At COMMIT, lets all sessions read the subscriptions again.';
-create trigger outbox_subscriptions_changed after insert or update or delete or truncate
-  on @extschema@.outbox_subscriptions
-  for each statement execute function outbox_internal.subscriptions_changed();
+-- By row, as logical replication applies changes.
+create trigger outbox_subscriptions_changed after insert or update or delete on @extschema@.outbox_subscriptions
+  for each row execute function outbox_internal.subscriptions_changed();
 alter table @extschema@.outbox_subscriptions enable always trigger outbox_subscriptions_changed;
 comment on trigger outbox_subscriptions_changed on @extschema@.outbox_subscriptions is
   'Internal: lets all sessions read the subscriptions again.';
@@ -2027,8 +2033,7 @@ returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as 
 declare
   told text[];
   receivers text[];
-  places smallint[];
-  notices bigint[];
+  written integer;
 begin
   begin
     select array_agg(r.destination), array_agg(r.receiver) into told, receivers
@@ -2057,10 +2062,7 @@ begin
     ), message as (
       insert into @extschema@.outbox (seq, destination, partition) select n.seq, n.receiver, n.partition from notice n
     )
-    select array_agg(n.receiver), array_agg(n.partition), array_agg(n.seq) into receivers, places, notices from notice n;
-    if notices is not null then
-      perform outbox_internal.record_ready(receivers, places, notices);
-    end if;
+    select count(outbox_internal.record_enqueued(n.receiver, n.partition, n.seq)) into written from notice n;
   exception when others or assert_failure then
     raise warning 'no notice of % dead letter(s): %', cardinality(seqs), sqlerrm
       using errcode = sqlstate, hint = 'The messages are dead letters all the same: see outbox_dead.';

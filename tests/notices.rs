@@ -1,7 +1,9 @@
 //! Notices of dead letters: who may have them sent where, and what keeps one from being written. On a real Postgres.
 
 use postgres::Client;
-use support::{Cluster, DB, Event, Session, quiet_cluster};
+use support::{
+    Cluster, DB, Event, LONG, Receiver, Reply, Session, quiet_cluster, unconnected_cluster, wait_true, wait_until,
+};
 
 /// A server on which nothing is delivered, with the destination shop, whose dead letters are told to ops.
 fn cluster() -> Cluster {
@@ -187,4 +189,49 @@ fn purging_an_aggregate_erases_what_notices_say_of_it() {
     assert_eq!(client.value::<i64>(left), 3);
     client.run(&format!("select outbox_purge('{kind}', '{id}', dry_run => false)"));
     assert_eq!(client.value::<i64>(left), 0);
+}
+
+/// What a worker has read of outbox_dead; it reports that when it ends.
+fn read_of_dead_letters(cluster: &Cluster) -> i64 {
+    let worker = "select coalesce(max(pid), 0) from pg_stat_activity where backend_type = 'outbox worker'";
+    let before: i32 = cluster.query_one(DB, worker);
+    cluster.exec(DB, &format!("select pg_terminate_backend({before})"));
+    wait_true(
+        cluster,
+        "another worker",
+        &format!("select ({worker}) not in (0, {before})"),
+    );
+    cluster.query_one(
+        DB,
+        "select seq_tup_read + idx_tup_fetch from pg_stat_user_tables where relname = 'outbox_dead'",
+    )
+}
+
+#[test]
+fn no_worker_reads_the_blocked_keys_again_because_of_a_notice() {
+    let receiver = Receiver::start(|_| Reply::status(200));
+    let cluster = unconnected_cluster("", "x", &["outbox.http_allow = '127.0.0.1'"]);
+    cluster.exec(
+        DB,
+        &format!(
+            "create server ops foreign data wrapper outbox_http options (url '{0}');
+             create server shop foreign data wrapper outbox_http options (url '{0}', dead_letters_to 'ops');
+             insert into outbox_events (seq, id, type, payload)
+               select n, gen_random_uuid(), 'T', '{{}}' from generate_series(1, 1000) n;
+             insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason, blocks)
+               select n, now(), 1, n % 16, 'shop', 'k' || n, 'refused', true from generate_series(1, 1000) n;
+             select setval('outbox_events_seq_seq', 1000)",
+            receiver.url("/")
+        ),
+    );
+    let before = read_of_dead_letters(&cluster);
+    for told in 1..=20 {
+        cluster.exec(
+            DB,
+            &format!("select outbox_internal.notify_dead('{{{told}}}', '{{shop}}')"),
+        );
+        wait_until("the notice", LONG, || receiver.requests().len() == told);
+    }
+    let after = read_of_dead_letters(&cluster);
+    assert!(after - before < 10_000, "{}", after - before);
 }

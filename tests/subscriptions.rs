@@ -4,7 +4,8 @@
 use postgres::error::SqlState;
 use postgres::{Client, IsolationLevel};
 use support::{
-    Cluster, Receiver, Reply, Session, Stage, all_of, health, quiet_cluster, refused, unconnected_cluster, wait_drained,
+    Cluster, Receiver, Reply, Session, Stage, all_of, health, quiet_cluster, quiet_cluster_with, refused,
+    unconnected_cluster, wait_drained, wait_true,
 };
 use support::{DB, Event};
 
@@ -198,6 +199,83 @@ fn a_session_follows_a_subscription_from_its_commit_on() {
 }
 
 #[test]
+fn sessions_with_one_snapshot_a_transaction_keep_the_subscriptions_too() {
+    let cluster = cluster();
+    let mut client = cluster.connect(DB);
+    let condition = "$$(payload ->> 'n')::int > 3$$";
+    cluster.exec(
+        DB,
+        &format!("select outbox_subscribe('search', when_sql => {condition})"),
+    );
+    let reads =
+        "select seq_scan + coalesce(idx_scan, 0) from pg_stat_xact_user_tables where relname = 'outbox_subscriptions'";
+    let plans = "select count(*) from pg_backend_memory_contexts where name like 'CachedPlan%'";
+    let failing = "do $$ begin
+                     for i in 1 .. 50 loop
+                       begin
+                         perform outbox_publish('A', '{\"n\": \"x\"}');
+                       exception when others then null;
+                       end;
+                     end loop;
+                   end $$";
+    client.run("set default_transaction_isolation = 'repeatable read'");
+    client.run("select outbox_publish('A', '{\"n\": 4}')");
+    client.run("begin");
+    let before: i64 = client.value(reads);
+    client.run("select outbox_publish('A', '{\"n\": 4}')");
+    assert_eq!(client.value::<i64>(reads), before);
+    client.run("commit");
+    // Also in a transaction that sees older ones than there are: no failed publish leaves a plan of the condition.
+    client.run("begin; select from outbox_subscriptions");
+    cluster.exec(
+        DB,
+        &format!("select outbox_subscribe('audit', when_sql => {condition})"),
+    );
+    client.run(failing);
+    let before = (client.value::<i64>(reads), client.value::<i64>(plans));
+    client.run(failing);
+    assert_eq!((client.value::<i64>(reads), client.value::<i64>(plans)), before);
+    assert_eq!(
+        enqueued(&mut client, "select outbox_publish('B', '{\"n\": 4}')"),
+        "B default, B search"
+    );
+    client.run("commit");
+    let published = enqueued(&mut client, "select outbox_publish('C', '{\"n\": 4}')");
+    assert_eq!(published, "C audit, C default, C search");
+}
+
+#[test]
+fn sessions_follow_what_logical_replication_changes() {
+    let cluster = quiet_cluster_with(&["wal_level = logical"]);
+    cluster.exec("postgres", "create database source");
+    for database in [DB, "source"] {
+        cluster.exec(database, "create extension if not exists outbox");
+        let server = "create server audit foreign data wrapper outbox_amqp options (url 'amqp://localhost')";
+        cluster.exec(database, server);
+    }
+    cluster.exec("source", "create publication changes for table outbox_subscriptions");
+    cluster.exec(
+        "source",
+        "select pg_create_logical_replication_slot('changes', 'pgoutput')",
+    );
+    let source = cluster.conn_string("source");
+    cluster.exec(
+        DB,
+        &format!(
+            "create subscription changes connection '{source}' publication changes with (create_slot = false, copy_data = false)"
+        ),
+    );
+    let mut client = cluster.connect(DB);
+    assert_eq!(enqueued(&mut client, "select outbox_publish('A', '{}')"), "A default");
+    cluster.exec("source", "select outbox_subscribe('audit')");
+    wait_true(&cluster, "the row", "select exists (select from outbox_subscriptions)");
+    assert_eq!(
+        enqueued(&mut client, "select outbox_publish('B', '{}')"),
+        "B audit, B default"
+    );
+}
+
+#[test]
 fn an_administrator_with_usage_on_the_server_subscribes_it_and_no_one_else() {
     let cluster = cluster();
     let mut client = cluster.connect(DB);
@@ -267,6 +345,13 @@ fn bad_subscriptions_are_refused_with_what_to_write() {
             "select outbox_subscribe('audit', headers => '{}')",
             SqlState::INVALID_PARAMETER_VALUE,
             "headers are not",
+        ),
+        (
+            "create function forbidden(jsonb) returns boolean language plpgsql strict as 'begin return true; end';
+             revoke execute on function forbidden from public;
+             select outbox_subscribe('audit', when_sql => 'public.forbidden(payload)')",
+            SqlState::INVALID_PARAMETER_VALUE,
+            "when_sql is not",
         ),
         (
             "select outbox_subscribe('audit', when_sql => 'total > 3')",

@@ -262,6 +262,27 @@ fn an_update_keeps_what_users_and_a_dba_made_in_any_schema() {
 }
 
 #[test]
+fn a_session_that_is_open_during_the_update_follows_the_subscriptions_that_it_makes() {
+    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
+    cluster.exec(DB, &format!("create extension outbox version '{FIRST}'"));
+    cluster.exec(
+        DB,
+        "create server audit foreign data wrapper outbox_http options (url 'https://audit.example/');
+         create table item (id integer primary key);
+         select outbox_capture('item'), outbox_attach('outbox_events', destination => 'audit')",
+    );
+    let mut open = cluster.connect(DB);
+    let mut insert = |id: i32| {
+        let sql = format!("insert into item values ({id})");
+        open.batch_execute(&sql).expect(&sql);
+        cluster.query_one::<i64>(DB, "select count(*) from outbox where destination = 'audit'")
+    };
+    assert_eq!(insert(1), 1);
+    cluster.exec(DB, "alter extension outbox update");
+    assert_eq!(insert(2), 2);
+}
+
+#[test]
 fn the_library_has_every_function_of_earlier_versions() {
     let cluster = Cluster::builder().conf("outbox.workers = 0").start();
     let versions: Vec<String> = {

@@ -134,6 +134,12 @@ comment on function outbox_internal.wake(bigint, smallint[], bigint[]) is
   'At COMMIT, notifies the workers of this database of a change by hand: the number of pending messages changed by'
   ' this much, and these are to be read again.';
 
+create function outbox_internal.record_enqueued(destination text, partition smallint, seq bigint)
+returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_enqueued_wrapper';
+comment on function outbox_internal.record_enqueued(text, smallint, bigint) is
+  'At COMMIT, counts a message without a key that a statement has put into outbox, and lets the workers read it. Always'
+  ' true.';
+
 create function outbox_internal.record_pending(destination text, more bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_pending_wrapper';
 comment on function outbox_internal.record_pending(text, bigint) is

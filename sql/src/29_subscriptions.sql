@@ -19,9 +19,9 @@ create function outbox_internal.subscriptions_changed() returns trigger language
 as 'MODULE_PATHNAME', 'outbox_subscriptions_changed_wrapper';
 comment on function outbox_internal.subscriptions_changed() is
   'At COMMIT, lets all sessions read the subscriptions again.';
-create trigger outbox_subscriptions_changed after insert or update or delete or truncate
-  on @extschema@.outbox_subscriptions
-  for each statement execute function outbox_internal.subscriptions_changed();
+-- By row, as logical replication applies changes.
+create trigger outbox_subscriptions_changed after insert or update or delete on @extschema@.outbox_subscriptions
+  for each row execute function outbox_internal.subscriptions_changed();
 alter table @extschema@.outbox_subscriptions enable always trigger outbox_subscriptions_changed;
 comment on trigger outbox_subscriptions_changed on @extschema@.outbox_subscriptions is
   'Internal: lets all sessions read the subscriptions again.';

@@ -37,8 +37,7 @@ returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as 
 declare
   told text[];
   receivers text[];
-  places smallint[];
-  notices bigint[];
+  written integer;
 begin
   begin
     select array_agg(r.destination), array_agg(r.receiver) into told, receivers
@@ -67,10 +66,7 @@ begin
     ), message as (
       insert into @extschema@.outbox (seq, destination, partition) select n.seq, n.receiver, n.partition from notice n
     )
-    select array_agg(n.receiver), array_agg(n.partition), array_agg(n.seq) into receivers, places, notices from notice n;
-    if notices is not null then
-      perform outbox_internal.record_ready(receivers, places, notices);
-    end if;
+    select count(outbox_internal.record_enqueued(n.receiver, n.partition, n.seq)) into written from notice n;
   exception when others or assert_failure then
     raise warning 'no notice of % dead letter(s): %', cardinality(seqs), sqlerrm
       using errcode = sqlstate, hint = 'The messages are dead letters all the same: see outbox_dead.';

@@ -52,9 +52,9 @@ drop table @extschema@.outbox_policies;
 
 -- The generated statements stand here.
 
-create trigger outbox_subscriptions_changed after insert or update or delete or truncate
-  on @extschema@.outbox_subscriptions
-  for each statement execute function outbox_internal.subscriptions_changed();
+-- By row, as logical replication applies changes.
+create trigger outbox_subscriptions_changed after insert or update or delete on @extschema@.outbox_subscriptions
+  for each row execute function outbox_internal.subscriptions_changed();
 alter table @extschema@.outbox_subscriptions enable always trigger outbox_subscriptions_changed;
 do $subscriptions$
 declare

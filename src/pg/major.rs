@@ -261,3 +261,14 @@ pub(super) fn exit(code: i32) -> ! {
         std::hint::unreachable_unchecked()
     }
 }
+
+/// A number that no other transaction of this session has.
+pub(super) fn local_transaction() -> u32 {
+    // SAFETY: a session has an entry of its own.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        return (*pg_sys::MyProc).lxid;
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        return (*pg_sys::MyProc).vxid.lxid;
+    }
+}

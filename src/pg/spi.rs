@@ -135,6 +135,21 @@ impl<'conn> SpiClient<'conn> {
         Ok(SpiTupleTable::of_last(table?))
     }
 
+    /// Runs a query that sees what is committed now, also in a transaction that keeps an older snapshot.
+    pub fn select_latest(&self, sql: &str) -> SpiResult<SpiTupleTable<'conn>> {
+        let sql = text::to_c_string(sql);
+        // SAFETY: connected to SPI. A read-only statement uses the active snapshot. If an ERROR unwinds, the end of the
+        // (sub)transaction removes it.
+        let status = unsafe {
+            pg_sys::PushActiveSnapshot(pg_sys::GetLatestSnapshot());
+            let status = pg_sys::SPI_execute(sql.as_ptr(), true, 0);
+            pg_sys::PopActiveSnapshot();
+            status
+        };
+        spi::Spi::check_status(status)?;
+        Ok(SpiTupleTable::last())
+    }
+
     pub fn try_open_cursor(&self, query: &OwnedPreparedStatement, args: &[Param]) -> SpiResult<SpiCursor<'conn>> {
         Ok(SpiCursor(self.0.try_open_cursor(query, Param::all(args))?))
     }
@@ -179,6 +194,10 @@ pub struct SpiTupleTable<'conn> {
 impl<'conn> SpiTupleTable<'conn> {
     /// The result of the statement that has just run. SPI keeps it until the end of the connection.
     fn of_last(_: spi::SpiTupleTable<'conn>) -> Self {
+        Self::last()
+    }
+
+    fn last() -> Self {
         // SAFETY: null, or the result of that statement.
         let table = unsafe { pg_sys::SPI_tuptable.as_ref() };
         Self { table, current: None }

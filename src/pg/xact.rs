@@ -1,6 +1,7 @@
 //! End of a transaction: one permanent callback. (pgrx's `register_xact_callback` survives PREPARE TRANSACTION and then
 //! fires at an unrelated commit.)
 
+use super::major;
 use pgrx::{PgTryBuilder, pg_guard, pg_sys};
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -99,6 +100,11 @@ pub fn my_xid() -> u32 {
 pub fn keeps_snapshot() -> bool {
     // SAFETY: reads a static of the server.
     unsafe { pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 }
+}
+
+/// A number that no other transaction of this session has.
+pub fn local_transaction() -> u32 {
+    major::local_transaction()
 }
 
 /// Whether the next statement of this transaction sees what other sessions see: each statement takes a new snapshot,

@@ -257,6 +257,16 @@ fn outbox_record_shown(destination: SqlText, partition: i16, seq: i64) -> bool {
     true
 }
 
+/// Always true, so that rows with it can be counted.
+#[pg_extern(sql = false)]
+fn outbox_record_enqueued(destination: SqlText, partition: i16, seq: i64) -> bool {
+    if let Ok(partition) = Partition::new(i64::from(partition)) {
+        effects::enqueued(&destination, 1);
+        effects::ready(&destination, partition, seq, None);
+    }
+    true
+}
+
 #[pg_extern(sql = false)]
 fn outbox_record_pending(destination: SqlText, more: i64) {
     effects::pending_changed(&destination, more);

@@ -1,13 +1,13 @@
 //! The statements of a session, each planned once per backend, and the tables that they use. Runs in a user's backend.
 
+use super::subscriptions::Kept;
 use crate::error::{UserError, internal};
 use crate::pg::spi::{OwnedPreparedStatement, SpiResult};
 use crate::pg::trigger::Call;
 use crate::pg::{catalog, xact};
 use crate::store::source::Source;
-use crate::store::subscriptions::Subscribed;
 use pgrx::spi::quote_identifier;
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -25,8 +25,8 @@ pub struct Statements {
     pub outbox_table: u32,
     pub waiting_table: u32,
     pub dead_table: u32,
-    /// 0: version 0.1.0 has none.
-    pub subscription_table: u32,
+    /// 0: version 0.1.0 has none, and may be updated at any time.
+    subscription_table: Cell<u32>,
     /// By whether they may take the fast path, and whether there is only one.
     pub insert_events: [[Prepared; 2]; 2],
     /// Of an event whose id may exist, by whether it may take the fast path.
@@ -36,9 +36,7 @@ pub struct Statements {
     pub read_events: [Prepared; 2],
     /// Reads whole events, for the conditions of subscriptions.
     pub read_whole_events: Prepared,
-    pub read_subscriptions: Prepared,
-    /// The subscriptions of destinations that exist, as they were read last, and `table::changes` then.
-    pub subscribed: RefCell<Option<(u64, Option<Rc<Subscribed>>)>>,
+    pub subscribed: RefCell<Option<Kept>>,
     pub read_source: Prepared,
     /// The source that was read last, and `table::changes` then.
     pub source: RefCell<Option<(u64, Rc<Source>)>>,
@@ -85,13 +83,12 @@ pub fn statements(fcinfo: Call) -> &'static Statements {
                 outbox_table: table(c"outbox"),
                 waiting_table: table(c"outbox_waiting"),
                 dead_table: table(c"outbox_dead"),
-                subscription_table: table(c"outbox_subscriptions"),
+                subscription_table: Default::default(),
                 insert_events: Default::default(),
                 insert_event_once: Default::default(),
                 read_seq: Default::default(),
                 read_events: Default::default(),
                 read_whole_events: Default::default(),
-                read_subscriptions: Default::default(),
                 subscribed: Default::default(),
                 read_source: Default::default(),
                 source: Default::default(),
@@ -103,6 +100,15 @@ pub fn statements(fcinfo: Call) -> &'static Statements {
 }
 
 impl Statements {
+    pub fn subscription_table(&self) -> Option<u32> {
+        if self.subscription_table.get() == 0 {
+            let schema = catalog::extension(c"outbox").schema;
+            let table = catalog::table_in(schema, c"outbox_subscriptions");
+            self.subscription_table.set(table);
+        }
+        Some(self.subscription_table.get()).filter(|table| *table != 0)
+    }
+
     /// Keeps the extension from being dropped, and its partitions from being changed, before this transaction ends.
     pub fn lock(&self) {
         xact::refuse_if_read_only();

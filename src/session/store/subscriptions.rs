@@ -6,7 +6,7 @@
 
 use super::statements::{Statements, statements};
 use crate::error::{UserError, internal};
-use crate::pg::spi::{Param, Spi, SpiResult};
+use crate::pg::spi::{Param, Spi, SpiHeapTupleData, SpiResult, SpiTupleTable};
 use crate::pg::trigger::Call;
 use crate::pg::{security, table, xact};
 use crate::store::subscriptions::{Subscribed, Subscriber};
@@ -27,44 +27,85 @@ pub struct Subscription<'a> {
 
 /// The subscriptions, if there are any and events for this destination go by them.
 pub(super) fn of_destination(statements: &Statements, destination: &str) -> Result<Option<Rc<Subscribed>>, UserError> {
-    if destination != DEFAULT_DESTINATION || statements.subscription_table == 0 {
-        return Ok(None); // version 0.1.0 has no table of them
+    if destination != DEFAULT_DESTINATION {
+        return Ok(None);
     }
     xact::accept_invalidations();
-    let changes = table::changes_from_now(statements.subscription_table);
-    if let Some((at, subscribed)) = &*statements.subscribed.borrow()
-        && *at == changes
+    let Some(table) = statements.subscription_table() else {
+        return Ok(None);
+    };
+    let (changes, transaction) = (table::changes_from_now(table), xact::local_transaction());
+    if let Some(kept) = &*statements.subscribed.borrow()
+        && kept.changes == changes
+        && kept.transaction.is_none_or(|kept| kept == transaction)
     {
-        return Ok(subscribed.clone());
+        return Ok(kept.subscribed.clone());
     }
-    let subscribed = read(statements)?.map(Rc::new);
-    if !xact::keeps_snapshot() {
-        statements.subscribed.replace(Some((changes, subscribed.clone())));
-    }
+    let (rows, are_latest) = read(statements)?;
+    let subscribed = (!rows.is_empty()).then(|| Rc::new(subscribed(rows)));
+    statements.subscribed.replace(Some(Kept {
+        changes,
+        transaction: (!are_latest).then_some(transaction),
+        subscribed: subscribed.clone(),
+    }));
     Ok(subscribed)
 }
 
-fn read(statements: &Statements) -> Result<Option<Subscribed>, UserError> {
-    Spi::connect_mut(|client| {
-        let statement = statements.read_subscriptions.get_or(|| {
-            let sql = format!(
-                "select s.destination, s.types, s.aggregate_types, s.headers::pg_catalog.text, s.when_sql
-                 from {}.outbox_subscriptions s",
-                statements.schema
-            );
-            Ok(client.prepare_mut(&sql, &[])?.keep())
-        })?;
-        // `update`, as `select` may take the snapshot of the calling statement.
-        let rows = client.update(statement, None, &[]).map_err(internal)?;
-        let rows = rows.map(|row| {
-            let (types, aggregate_types): (Option<Vec<String>>, Option<Vec<String>>) = (row.get(2)?, row.get(3)?);
-            let headers: Option<String> = row.get(4)?;
+/// The subscriptions that a session keeps.
+pub struct Kept {
+    changes: u64,
+    /// The transaction whose snapshot they are of, if it is older than they are now.
+    transaction: Option<u32>,
+    subscribed: Option<Rc<Subscribed>>,
+}
+
+/// Destination, types, aggregate types, headers, condition.
+type Row = (
+    String,
+    Option<Vec<String>>,
+    Option<Vec<String>>,
+    Option<String>,
+    Option<String>,
+);
+
+fn subscribed(rows: Vec<Row>) -> Subscribed {
+    let all = rows
+        .into_iter()
+        .map(|(destination, types, aggregate_types, headers, when)| {
             let filter = EventFilter::new(types, aggregate_types, headers.as_deref());
-            Ok((filter, Subscriber::new(row.get(1)?.unwrap_or_default(), row.get(5)?)))
+            (filter, Subscriber::new(destination, when))
         });
-        let all = rows.collect::<SpiResult<Vec<_>>>().map_err(internal)?;
-        Ok((!all.is_empty()).then(|| Subscribed::new(all)))
+    Subscribed::new(all.collect())
+}
+
+/// The rows, and whether they are what is committed now.
+fn read(statements: &Statements) -> Result<(Vec<Row>, bool), UserError> {
+    let sql = format!(
+        "select s.destination, s.types, s.aggregate_types, s.headers::pg_catalog.text, s.when_sql
+         from {}.outbox_subscriptions s order by s.destination",
+        statements.schema
+    );
+    Spi::connect_mut(|client| {
+        // `update`, as `select` may take the snapshot of the calling statement.
+        let seen = client.update(sql.as_str(), None, &[]).and_then(rows)?;
+        let are_latest = !xact::keeps_snapshot() || client.select_latest(&sql).and_then(rows)? == seen;
+        Ok((seen, are_latest))
     })
+    .map_err(internal)
+}
+
+fn rows(table: SpiTupleTable) -> SpiResult<Vec<Row>> {
+    let row = |row: SpiHeapTupleData| {
+        let destination: Option<String> = row.get(1)?;
+        Ok((
+            destination.unwrap_or_default(),
+            row.get(2)?,
+            row.get(3)?,
+            row.get(4)?,
+            row.get(5)?,
+        ))
+    };
+    table.map(row).collect()
 }
 
 /// Sets the subscription of a destination.
@@ -112,5 +153,7 @@ pub fn remove(call: Call, destination: &str) -> Result<bool, UserError> {
 
 /// The table has changed: all sessions read it again.
 pub fn changed(call: Call) {
-    table::announce_change(statements(call).subscription_table);
+    if let Some(table) = statements(call).subscription_table() {
+        table::announce_change(table);
+    }
 }
