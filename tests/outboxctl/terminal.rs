@@ -138,6 +138,23 @@ fn a_password_is_prompted_for_and_not_echoed() {
     // With -w the program does not ask, and leaves the terminal unchanged.
     let seen = Seated::start(&["list", "-w", "-d", &string], &[]).end(3, "HINT: Put it into");
     assert!(!seen.contains("Password for"), "{seen}");
+    // Once it shows something it asks for nothing.
+    who_may(&cluster, "host all ann 127.0.0.1/32 trust");
+    let seated = Seated::start(&["serve", "-d", &string, "--listen", "127.0.0.1:0"], &[]);
+    seated.wait_to_see("Outbox Monitor of");
+    who_may(&cluster, "host all ann 127.0.0.1/32 scram-sha-256");
+    let ends = "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'ann'";
+    cluster.exec(DB, ends);
+    let seen = seated.seen();
+    let port = seen
+        .split("http://127.0.0.1:")
+        .nth(1)
+        .and_then(|rest| rest.split('/').next()?.parse().ok());
+    wait_until("the page to say so", LONG, || {
+        let page = support::http::ask(port.expect("a port"), "GET", "/", &[], "");
+        page.body.contains("password")
+    });
+    assert!(!seated.seen().contains("Password for"), "{}", seated.seen());
     let mut seated = Seated::start(&["list", "-d", &string], &[]);
     seated.wait_to_see("Password for user ann:");
     seated.type_in("c4na\x03");

@@ -1,6 +1,8 @@
 //! Tests of logins and of permission to act: the program refuses, and where it does not, the database does.
 
 use std::fs::Permissions;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -8,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::monitor::{Monitor, refused};
 use super::quiet_cluster;
 use support::Cluster;
-use support::DB;
+use support::{DB, LONG};
 
 pub const SECRET: &str = "a secret of more than sixteen bytes";
 
@@ -107,8 +109,18 @@ fn a_token_lets_in_browsers_and_programs() {
     let page = monitor.get_with("/", &[("Cookie", cookie)]);
     assert_eq!(page.status, 200);
     let form_token = Monitor::form_token(&page.body);
+    let mut stream = TcpStream::connect(("127.0.0.1", monitor.port)).expect("connect to the monitor");
+    let request = format!("GET /events?page=overview HTTP/1.0\r\nHost: localhost\r\nCookie: {cookie}\r\n\r\n");
+    stream.write_all(request.as_bytes()).expect("ask for the stream");
+    let mut first = [0; 12];
+    stream.read_exact(&mut first).expect("the stream");
+    assert_eq!(&first, b"HTTP/1.0 200");
     let logout = monitor.post("/logout", &[("Cookie", cookie)], &[("form_token", &form_token)]);
     assert_eq!(logout.status, 303);
+    stream.set_read_timeout(Some(LONG)).expect("a timeout");
+    stream
+        .read_to_end(&mut Vec::new())
+        .expect("the stream ends with the session");
     assert_eq!(monitor.get_with("/", &[("Cookie", cookie)]).status, 401);
 }
 

@@ -13,6 +13,8 @@ pub use args::ConnectArgs;
 
 use crate::failure::{Code, Failure, with_sources};
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use target::{ConnectTarget, ServerAddress, SessionWanted, SslMode, Surroundings};
@@ -106,8 +108,10 @@ fn is_compatible(extension: &str, program: &str) -> bool {
 /// Opens a session, whether or not the database has the extension.
 pub async fn connect_anywhere(args: &ConnectArgs) -> Result<Session, Failure> {
     let mut target = target_of(args)?;
-    // The program asks only once, because `serve` and `top` open sessions repeatedly.
+    // The program asks only once, and only before its first session: `serve` and `top` open more while they show something
+    // else.
     static TYPED: OnceLock<String> = OnceLock::new();
+    static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
     let question = format!("Password for user {}: ", target.config.get_user().unwrap_or_default());
     if args.ask_password && TYPED.get().is_none() {
         let _ = TYPED.set(prompt::password(&question)?);
@@ -115,8 +119,9 @@ pub async fn connect_anywhere(args: &ConnectArgs) -> Result<Session, Failure> {
     if let Some(typed) = TYPED.get() {
         target.config.password(typed);
     }
-    let may_ask = !args.no_password && target.config.get_password().is_none() && prompt::possible();
-    match open(&target).await {
+    let may_ask =
+        !(args.no_password || HAS_BEGUN.load(Relaxed)) && target.config.get_password().is_none() && prompt::possible();
+    let session = match open(&target).await {
         Err(ConnectRefusal {
             next: AfterRefusal::Password,
             ..
@@ -125,10 +130,12 @@ pub async fn connect_anywhere(args: &ConnectArgs) -> Result<Session, Failure> {
             target.config.password(&typed);
             let session = open(&target).await.map_err(|refusal| refusal.failure)?;
             let _ = TYPED.set(typed);
-            Ok(session)
+            session
         }
-        opened => opened.map_err(|refusal| refusal.failure),
-    }
+        opened => opened.map_err(|refusal| refusal.failure)?,
+    };
+    HAS_BEGUN.store(true, Relaxed);
+    Ok(session)
 }
 
 /// The names of a database, as [`ConnectTarget::names`].

@@ -1,6 +1,7 @@
 //! Access control: the listen address, the Host header, the site that a request comes from, secrets and sessions. Every
 //! request passes `guard` before any handler.
 
+use super::base::BasePath;
 use super::connections::CLIENT_PATIENCE;
 use super::proxy::{PeerAddress, TrustedProxy};
 use crate::failure::{Code, Failure};
@@ -83,6 +84,7 @@ pub struct Access {
     allow_actions: bool,
     hosts: Vec<String>,
     cookie: String,
+    cookie_path: String,
     open_form_token: String,
     /// The token of the forms of each user of the proxy.
     proxy_form_tokens: Mutex<LruCache<String, String>>,
@@ -100,6 +102,7 @@ impl Access {
         listen: SocketAddr,
         allow_actions: bool,
         hosts: &[String],
+        base: &BasePath,
     ) -> Result<Self, Failure> {
         let users = match (token_file, users_file) {
             (Some(path), _) => {
@@ -121,6 +124,11 @@ impl Access {
             hosts: hosts.iter().map(|host| host.to_ascii_lowercase()).collect(),
             // Cookies do not distinguish ports: two monitors on one host must not log each other out.
             cookie: format!("outbox_session_{}", listen.port()),
+            // Nor two at different paths of one proxy.
+            cookie_path: match base.as_str() {
+                "" => "/".to_owned(),
+                base => base.to_owned(),
+            },
             open_form_token: random_token(),
             proxy_form_tokens: Mutex::new(LruCache::new(SESSIONS_MAX)),
             sessions: Mutex::new(LruCache::new(SESSIONS_MAX)),
@@ -146,8 +154,8 @@ impl Access {
         // Behind a proxy with TLS only the browser knows that the connection is secure.
         let is_tls = text(headers, &header::ORIGIN).is_some_and(|origin| origin.starts_with("https://"));
         let secure = if is_tls { "; Secure" } else { "" };
-        let name = &self.cookie;
-        Some(format!("{name}={id}; Path=/; HttpOnly; SameSite=Strict{secure}"))
+        let (name, path) = (&self.cookie, &self.cookie_path);
+        Some(format!("{name}={id}; Path={path}; HttpOnly; SameSite=Strict{secure}"))
     }
 
     /// Ends the session: the value of the Set-Cookie header.
@@ -155,7 +163,8 @@ impl Access {
         if let Some(id) = self.session_id(headers) {
             self.sessions().pop(id);
         }
-        format!("{}=; Path=/; HttpOnly; SameSite=Strict; Max-Age=0", self.cookie)
+        let (name, path) = (&self.cookie, &self.cookie_path);
+        format!("{name}=; Path={path}; HttpOnly; SameSite=Strict; Max-Age=0")
     }
 
     /// The user whom the proxy names, with the rights of the line in the users file, if there is one. The name counts more
@@ -200,13 +209,29 @@ impl Access {
                 ..self.viewer_of(user, random_token())
             });
         }
+        self.viewer_of_session(self.session_id(headers)?)
+    }
+
+    /// The viewer of a session that goes on; this is a use of it.
+    fn viewer_of_session(&self, id: &str) -> Option<Viewer> {
         let mut sessions = self.sessions();
-        let (viewer, seen) = sessions.get_mut(self.session_id(headers)?)?;
+        let (viewer, seen) = sessions.get_mut(id)?;
         if seen.elapsed() >= SESSION_IDLE_MAX {
             return None;
         }
         *seen = Instant::now();
         Some(viewer.clone())
+    }
+
+    /// The session of a request that has one.
+    pub fn session(&self, headers: &HeaderMap) -> Option<String> {
+        let id = self.session_id(headers)?;
+        self.goes_on(id).then(|| id.to_owned())
+    }
+
+    /// Whether a session goes on; this is a use of it.
+    pub fn goes_on(&self, id: &str) -> bool {
+        self.viewer_of_session(id).is_some()
     }
 
     fn viewer_of(&self, user: &User, form_token: String) -> Viewer {
@@ -484,7 +509,17 @@ mod tests {
 
     #[test]
     fn only_loopback_goes_without_a_secret() {
-        let open = |listen: &str| Access::new(None, None, None, listen.parse().unwrap(), false, &[]);
+        let open = |listen: &str| {
+            Access::new(
+                None,
+                None,
+                None,
+                listen.parse().unwrap(),
+                false,
+                &[],
+                &BasePath::default(),
+            )
+        };
         assert!(open("127.0.0.1:0").is_ok());
         assert!(open("[::1]:0").is_ok());
         for listen in ["0.0.0.0:8080", "[::]:8080", "10.0.0.5:8080"] {
@@ -494,7 +529,16 @@ mod tests {
 
     #[test]
     fn a_host_is_numbers_localhost_or_named() {
-        let access = Access::new(None, None, None, local(), false, &["Monitor.example".into()]).unwrap();
+        let access = Access::new(
+            None,
+            None,
+            None,
+            local(),
+            false,
+            &["Monitor.example".into()],
+            &BasePath::default(),
+        )
+        .unwrap();
         for host in [
             "127.0.0.1:8080",
             "localhost",
@@ -572,7 +616,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_session_lasts_from_login_to_logout() {
-        let mut access = Access::new(None, None, None, local(), true, &[]).unwrap();
+        let mut access = Access::new(None, None, None, local(), true, &[], &BasePath::default()).unwrap();
         let file = "kim:view:0123456789abcdef\nlee:act:fedcba9876543210";
         access.users = Some(parse_users(Path::new("users"), file).unwrap());
         let none = HeaderMap::new();
@@ -581,9 +625,16 @@ mod tests {
         assert!(access.login("lee", "fedcba987654321", &none).await.is_none());
         let cookie = access.login("lee", "fedcba9876543210", &none).await.unwrap();
         assert!(
-            cookie.contains("; HttpOnly; SameSite=Strict") && !cookie.contains("Secure"),
+            cookie.contains("; Path=/; HttpOnly; SameSite=Strict") && !cookie.contains("Secure"),
             "{cookie}"
         );
+        // Another monitor behind the same proxy has a cookie of its own.
+        let base = BasePath::parse("/ops/outbox").unwrap();
+        let mut below = Access::new(None, None, None, local(), true, &[], &base).unwrap();
+        below.users = Some(parse_users(Path::new("users"), file).unwrap());
+        let cookie_below = below.login("lee", "fedcba9876543210", &none).await.unwrap();
+        assert!(cookie_below.contains("; Path=/ops/outbox; "), "{cookie_below}");
+        assert!(below.logout(&none).contains("; Path=/ops/outbox; "));
         let sent = headers(&[("cookie", cookie.split(';').next().unwrap())]);
         assert!(access.viewer(&sent).await.unwrap().may_act);
         let bearer = headers(&[("authorization", "Bearer fedcba9876543210")]);
@@ -603,7 +654,7 @@ mod tests {
     /// Otherwise a client could leave after each guess that is not answered in time.
     #[tokio::test]
     async fn the_pause_after_a_wrong_secret_lasts_although_its_client_leaves() {
-        let mut access = Access::new(None, None, None, local(), true, &[]).unwrap();
+        let mut access = Access::new(None, None, None, local(), true, &[], &BasePath::default()).unwrap();
         access.users = Some(parse_users(Path::new("users"), "kim:view:0123456789abcdef").unwrap());
         let none = HeaderMap::new();
         let began = Instant::now();

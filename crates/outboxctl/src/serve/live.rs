@@ -13,7 +13,7 @@ use super::{fleet, overview};
 use crate::format::capitalised;
 use axum::Extension;
 use axum::extract::{Form, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
@@ -119,6 +119,9 @@ pub fn overview_page(context: &PageContext) -> Markup {
 
 /// What one viewer of a page has seen.
 struct EventStream {
+    site: Arc<Site>,
+    /// The stream ends with it.
+    session: Option<String>,
     base: BasePath,
     page: MonitorPage,
     views: watch::Receiver<Arc<View>>,
@@ -132,6 +135,7 @@ pub async fn events(
     State(site): State<Arc<Site>>,
     Extension(base): Extension<BasePath>,
     database: Option<Extension<Arc<Database>>>,
+    headers: HeaderMap,
     Form(fields): Form<Fields>,
 ) -> Response {
     let Ok(permit) = Arc::clone(&site.streams).try_acquire_owned() else {
@@ -146,6 +150,8 @@ pub async fn events(
     };
     views.mark_changed(); // what the page shows may be older than the stream
     let stream = EventStream {
+        session: site.access.session(&headers),
+        site,
         base,
         page: MonitorPage::of_name(fields.get("page")).unwrap_or(Other),
         views,
@@ -156,6 +162,13 @@ pub async fn events(
     let events = stream::unfold(stream, |mut stream| async move {
         loop {
             stream.views.changed().await.ok()?;
+            if stream
+                .session
+                .as_ref()
+                .is_some_and(|id| !stream.site.access.goes_on(id))
+            {
+                return None; // the browser connects again, and is asked for the secret
+            }
             let changed = stream.changed();
             // At least the clock has changed, after each successful reading.
             if !changed.is_empty() {

@@ -93,7 +93,15 @@ pub async fn run(context: &CommandContext, args: &ServeArgs) -> Result<ExitCode,
     let (token, users) = (args.token_file.as_deref(), args.users_file.as_deref());
     let header = args.trusted_user_header.clone();
     let proxy = header.map(|header| TrustedProxy::new(header, &args.trusted_proxy));
-    let access = Access::new(token, users, proxy, address, args.allow_actions, &args.allow_host)?;
+    let access = Access::new(
+        token,
+        users,
+        proxy,
+        address,
+        args.allow_actions,
+        &args.allow_host,
+        &args.base_path,
+    )?;
     let forms: Result<Vec<_>, _> = connects.iter().map(connect::names).collect();
     let names = databases::names(&forms?)?;
     // A single database may ask for a password.

@@ -31,7 +31,6 @@ pub use args::WorkArgs;
 
 use crate::board::{self, BoardReader, BoardState};
 use crate::commands::CommandContext;
-use crate::connect::ConnectArgs;
 use crate::failure::{Code, Failure};
 use crate::progress::WorkerProgress;
 use crate::screen::terminal;
@@ -76,8 +75,7 @@ pub async fn run(context: &CommandContext, args: &WorkArgs) -> Result<ExitCode, 
             // The screen begins only now: until the worker has begun, it may ask for a password on the terminal.
             () = progress.begun() => {
                 has_begun = true;
-                let connect = ConnectArgs { no_password: true, ..context.connect.clone() };
-                let reader = BoardReader::new(&connect, "outboxctl work, screen", false);
+                let reader = BoardReader::new(&context.connect, "outboxctl work, screen", false);
                 let state = BoardState::of_worker(progress.copy());
                 let ended = tokio::select! {
                     ended = &mut worker => ended,

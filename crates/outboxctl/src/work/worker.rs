@@ -64,9 +64,8 @@ pub fn run(
     let totals = Rc::<RefCell<Totals>>::default();
     let (began, mut worked) = (Instant::now(), false);
     let log = Log::new(args.silent, screen.cloned());
-    let mut connect = connect.clone();
     while !stop.is_requested() {
-        let ended = WorkerSession::open(handle, &connect, &args.label()).and_then(|session| {
+        let ended = WorkerSession::open(handle, connect, &args.label()).and_then(|session| {
             let mut run = Run::begin(session, args, stop, screen, printer, &totals)?;
             worked = true;
             run.work()
@@ -89,8 +88,6 @@ pub fn run(
                 }
             }
         }
-        // The screen now covers the terminal, so a question for a password would not be seen.
-        connect.no_password |= worked && screen.is_some();
         let until = Instant::now() + RECONNECT_AFTER;
         while !stop.is_requested() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(POLL_LONGEST_MS.into()));
