@@ -1833,7 +1833,8 @@ begin
           and (outbox_replay.source_destination is null
                or (h.destination = outbox_replay.source_destination and not h.discarded))
           and (outbox_replay.key is null or h.key = outbox_replay.key)
-        order by h.seq, 2, h.published_at desc
+        -- With the key that it had there, if it was there.
+        order by h.seq, 2, h.destination = outbox_replay.destination desc, h.published_at desc
       ) as ended (seq, destination, key)
       -- A set: a function of the row would be called for each row in the range.
       where ended.destination in (select d.destination from outbox_internal.destinations() d)

@@ -160,6 +160,23 @@ fn a_replay_duplicates_no_pending_and_no_dead_message() {
 }
 
 #[test]
+fn a_message_keeps_the_key_that_it_had_at_the_destination_of_its_replay() {
+    let cluster = quiet_cluster();
+    published(&cluster, 1);
+    cluster.exec(
+        DB,
+        "create server audit foreign data wrapper outbox_amqp options (exchange 'x');
+         insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination, key)
+         select 1, now(), now() - n * interval '1 min', 1, 0, 'audit', n || ' min ago' from generate_series(1, 2) n",
+    );
+    assert_eq!(
+        replay(&cluster, "seq_from => 1, destination => 'audit', dry_run => false"),
+        1
+    );
+    assert_eq!(seqs(&cluster, "outbox where key = '1 min ago'"), [1]);
+}
+
+#[test]
 fn the_replayed_mark_survives_a_failure_a_wait_a_dead_letter_and_a_retry() {
     let conf = ["outbox.retry_backoff = '50ms'", "outbox.max_attempts = 2"];
     let stage = Stage::new(&conf);

@@ -601,6 +601,50 @@ fn a_message_page_shows_what_is_sent() {
 }
 
 #[test]
+fn a_discarded_message_is_replayed_alone_to_its_destination() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "create server audit foreign data wrapper outbox_http options (url 'https://localhost/');
+         select outbox_publish('T', '{}', 'order', n::text) from generate_series(1, 2) n;
+         insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, discarded, destination, key)
+           select seq, enqueued_at, now(), 1, partition, false, 'default', key from outbox
+           union all select seq, enqueued_at, now() - interval '1 min', 1, partition, true, 'audit', 'audited' from outbox where seq = 1;
+         delete from outbox",
+    );
+    let monitor = Monitor::start(&cluster, &["--allow-actions"]);
+    let tab = monitor.page("/messages?tab=discarded");
+    assert!(
+        tab.contains("/act/message?verb=replay") && !tab.contains("/act/bulk"),
+        "{tab}"
+    );
+    let all = monitor.follow("/act/bulk?verb=replay&q=").body;
+    assert!(all.contains("Replay 3 published or discarded messages"), "{all}");
+    let published = monitor.follow("/act/bulk?verb=replay&q=destination%3Adefault").body;
+    assert!(published.contains("Replay 2 published messages"), "{published}");
+
+    let page = monitor.page("/message/1?destination=audit");
+    let call = page
+        .split_once("select outbox_replay(")
+        .and_then(|(_, rest)| rest.split_once("dry_run"));
+    let (criteria, _) = call.expect("the call in SQL");
+    let counted = format!(
+        "select outbox_replay({})",
+        criteria.replace("&gt;", ">").trim_end_matches(", ")
+    );
+    assert_eq!(cluster.query_one::<i64>(DB, &counted), 1, "{counted}");
+    let token = Monitor::form_token(&monitor.follow("/act/message?verb=replay&m=1+audit").body);
+    let replay = |message: &str| {
+        let form = [("verb", "replay"), ("m", message), ("form_token", &token)];
+        monitor.post("/act/message", &[], &form).status
+    };
+    assert_eq!(replay("2 audit"), 409, "it never was at that destination");
+    assert_eq!(replay("1 audit"), 303);
+    let replayed = "select string_agg(concat_ws(' ', seq, destination, key), ',') from outbox where replayed";
+    assert_eq!(cluster.query_one::<String>(DB, replayed), "1 audit audited");
+}
+
+#[test]
 fn a_lost_database_is_reported_and_comes_back() {
     let cluster = quiet_cluster();
     let monitor = Monitor::start(&cluster, &[]);

@@ -36,11 +36,17 @@ impl OperatorAction {
                     seq_to: *seq,
                     ..BulkCriteria::default()
                 },
-                destination: Some(destination.clone()),
+                to_destination: Some(destination.clone()),
                 max_rows: Some(1),
                 ..Choice::default()
             };
-            return only.call(*verb, reason, false, Arguments::All);
+            let mut call = only.call(*verb, reason, false, Arguments::All);
+            // Else a message that was only for other destinations would be sent to this one.
+            call.push(" where exists (select from outbox_internal.message_rows(");
+            call.value(seq.unwrap_or_default(), "bigint")
+                .push(") m where m.destination = ");
+            call.value(destination, "text").push(")");
+            return call;
         }
         let mut call = Sql::new(&format!("select @extschema@.outbox_{}(", verb.name()));
         if let Some(seq) = seq {

@@ -124,7 +124,10 @@ impl<'a> MonitorAction<'a> {
                 hidden.extend([("q", (*search).to_owned()), ("count", n.to_string())]);
                 (typed, sql) = (Some(format!("{} {n}", verb.name())), Some(call));
                 let (of, back) = match verb {
-                    Verb::Replay => ("messages that have ended", MessageStatus::Published),
+                    Verb::Replay if parsed(search)?.destination.is_some() => {
+                        ("published messages", MessageStatus::Published)
+                    }
+                    Verb::Replay => ("published or discarded messages", MessageStatus::Published),
                     _ => ("dead letters", MessageStatus::Dead),
                 };
                 let sample = if n > 0 {
@@ -331,6 +334,7 @@ fn chosen(verb: Verb, filter: &Filter, max_rows: i64) -> Result<Choice, Failure>
     let unfit_words = [
         ("partition:", partition.is_some()),
         ("error:", error_like.is_some() && verb == Verb::Replay),
+        ("since:", since.is_some() && verb == Verb::Replay), // of the end; a replay knows the times of events
         ("id:", id.is_some()),
         ("correlation:", correlation_id.is_some()),
         ("a word without a name", word.is_some()),
@@ -390,9 +394,10 @@ mod tests {
             shown(Verb::Retry, "partition:p07").unwrap_err(),
             "partition: cannot choose what to retry"
         );
-        assert_eq!(
-            shown(Verb::Replay, "error:x").unwrap_err(),
-            "error: cannot choose what to replay"
-        );
+        for search in ["error:x", "since:2h"] {
+            let word = search.split_inclusive(':').next().unwrap();
+            let refused = format!("{word} cannot choose what to replay");
+            assert_eq!(shown(Verb::Replay, search).unwrap_err(), refused);
+        }
     }
 }

@@ -330,10 +330,8 @@ impl MessageList {
 
     /// The actions on all messages that match the search.
     fn bulk(&self) -> Markup {
-        let has_bulk = matches!(
-            self.tab,
-            MessageStatus::Dead | MessageStatus::Published | MessageStatus::Discarded
-        );
+        // No replay chooses discarded messages alone.
+        let has_bulk = matches!(self.tab, MessageStatus::Dead | MessageStatus::Published);
         html! {
             @if has_bulk { span.bulk { @for verb in self.verbs() {
                 a.button.danger[*verb == Verb::Discard] href={ "/act/bulk?verb=" (verb.name()) "&q=" (encode(&self.search)) } { (capitalised(verb.name())) " all…" }

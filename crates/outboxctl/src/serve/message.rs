@@ -359,7 +359,7 @@ fn sql(row: &StoredMessageRow) -> String {
     let mut sql = format!("select * from outbox_messages where seq = {seq} and destination = {destination};\n");
     if row.has_ended() {
         sql += &format!(
-            "select outbox_replay(seq_from => {seq}, seq_to => {seq}, source_destination => {destination}, dry_run => false);\n"
+            "select outbox_replay(seq_from => {seq}, seq_to => {seq}, destination => {destination}, dry_run => false);\n"
         );
     } else {
         sql += &format!("select outbox_retry({seq}, {destination});\n");
