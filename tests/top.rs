@@ -342,8 +342,11 @@ fn y_copies_a_command_that_retries_all_dead_letters_of_a_cause_and_no_other() {
     screen.pty.send("g/order:1\r");
     screen.wait_for(&["/order:1"]);
     screen.pty.send("y");
-    screen.wait_for(&["Copied: outboxctl retry 1"]);
-    assert_eq!(clipboard(&screen.pty.written()), "outboxctl retry 1");
+    screen.wait_for(&["Copied: outboxctl retry 1 --destination default"]);
+    assert_eq!(
+        clipboard(&screen.pty.written()),
+        "outboxctl retry 1 --destination default"
+    );
     screen.pty.send("h");
     screen.wait_for(&["Health", "workers"]);
     screen.pty.send("y");

@@ -196,6 +196,24 @@ fn a_message_is_found_by_its_seq_at_any_destination() {
 }
 
 #[test]
+fn a_question_about_seqs_names_the_destinations() {
+    let cluster = quiet_cluster();
+    dead_letters(&cluster);
+    cluster.exec(
+        DB,
+        "create server bus foreign data wrapper outbox_amqp options (exchange 'x');
+         update outbox_dead set destination = 'bus' where seq = 2",
+    );
+    for (seqs, question) in [
+        (&["2"][..], "Discard 1 message to bus?"),
+        (&["1", "2", "3"], "Discard 3 messages to bus and default?"),
+    ] {
+        let asked = Ctl::new(&cluster, &[&["discard"], seqs].concat()).run().failed(5);
+        assert!(asked.contains(question), "{asked}");
+    }
+}
+
+#[test]
 fn a_message_in_flight_is_refused_and_the_others_are_discarded() {
     let cluster = quiet_cluster();
     cluster.exec(

@@ -246,15 +246,29 @@ fn show_explains_why_a_message_is_stuck_and_names_the_fix() {
             "ALTER SYSTEM SET outbox.workers = '1'",
         ],
     );
-    assert_why(2, &["scheduled for", "outboxctl retry 2"]);
+    assert_why(2, &["scheduled for", "outboxctl retry 2 --destination default"]);
     assert_why(3, &["A worker holds it"]);
-    assert_why(4, &["next one is due at", "NO_ROUTE", "outboxctl retry 4"]);
-    assert_why(5, &["given up", "refused", "outboxctl retry 5, or outboxctl discard 5"]);
+    assert_why(
+        4,
+        &[
+            "next one is due at",
+            "NO_ROUTE",
+            "outboxctl retry 4 --destination default",
+        ],
+    );
+    assert_why(
+        5,
+        &[
+            "given up",
+            "refused",
+            "outboxctl retry 5 --destination default, or outboxctl discard 5 --destination default",
+        ],
+    );
     assert_why(
         8,
         &[
             "behind message 5 of its key, which is dead: refused",
-            "outboxctl discard 5",
+            "outboxctl discard 5 --destination default",
         ],
     );
     assert_eq!(whys(&shown(&cluster, 6)), [""; 0]);

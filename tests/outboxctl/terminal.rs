@@ -78,7 +78,7 @@ fn a_command_asks_with_the_count_and_acts_only_on_yes() {
         assert_eq!(dead(&cluster), 1);
     }
     let seated = Seated::start(&["retry", "1", "-d", &string], &[]);
-    seated.wait_to_see("Retry 1 message? [y/N]");
+    seated.wait_to_see("Retry 1 message to default? [y/N]");
     seated.type_in("y\n");
     seated.end(0, "Retried: 1 message.");
     assert_eq!(dead(&cluster), 0);

@@ -251,7 +251,7 @@ def a_message_shows_what_helps_and_its_payload_before_its_transport(browser):
     expect(page.get_by_text("order.lost", exact=True)).to_be_visible()
     page.locator(".obstacle .copy").first.click()
     expect(page.locator(".obstacle .copy").first).to_have_text("Copied")
-    assert page.evaluate("navigator.clipboard.readText()") == f"outboxctl retry {dead}"
+    assert page.evaluate("navigator.clipboard.readText()") == f"outboxctl retry {dead} --destination default"
     time = page.locator("time").first
     expect(time).to_have_attribute("title", re.compile("UTC$"))
     page.get_by_role("button", name="Times in UTC").click()

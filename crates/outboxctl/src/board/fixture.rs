@@ -317,7 +317,10 @@ pub fn opened() -> OpenedMessage {
         ("partition", "p04"),
         ("attempts", "15"),
         ("why it waits", "It was given up."),
-        ("", "Fix: outboxctl retry 5210004, or outboxctl discard 5210004"),
+        (
+            "",
+            "Fix: outboxctl retry 5210004 --destination default, or outboxctl discard 5210004 --destination default",
+        ),
         (
             "attempt 15",
             "2025-11-21 16:39:00 by server-1, dead: unroutable: 312 NO_ROUTE",

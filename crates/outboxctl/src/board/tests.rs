@@ -291,10 +291,16 @@ fn y_copies_the_command_for_a_message_when_it_was_read() {
         destination: "default".into(),
     });
     assert_eq!(press(&mut state, "y"), asked);
-    let remedy = "outboxctl retry 5210004, or outboxctl discard 5210004".to_owned();
+    let remedy =
+        "outboxctl retry 5210004 --destination default, or outboxctl discard 5210004 --destination default".to_owned();
     let copied = update(&mut state, BoardEvent::Remedy(Ok(Some(remedy))));
-    assert_eq!(copied, Some(BoardRequest::Copy("outboxctl retry 5210004".into())));
-    assert!(frame(&state, 80, 24).contains("Copied: outboxctl retry 5210004"));
+    assert_eq!(
+        copied,
+        Some(BoardRequest::Copy(
+            "outboxctl retry 5210004 --destination default".into()
+        ))
+    );
+    assert!(frame(&state, 80, 24).contains("Copied: outboxctl retry 5210004 --destination default"));
     press(&mut state, "\n");
     assert_eq!(press(&mut state, "y"), asked, "from its page");
     assert_eq!(

@@ -13,6 +13,7 @@ use crate::screen::text::harmless;
 use clap::Args;
 use outbox_core::words::Word;
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write, stderr, stdin};
 use std::process::ExitCode;
 use tokio_postgres::error::SqlState;
@@ -189,7 +190,9 @@ async fn by_seq(context: &CommandContext, verb: Verb, args: &DeadArgs) -> Result
     let matched = found.iter().filter(|(_, destination)| destination.is_ok()).count();
     let what = counted(matched as i64, "message", "messages");
     if !dry_run && matched > 0 {
-        let question = format!("{} {what}?", capitalised(verb.name()));
+        let destinations: BTreeSet<&str> = found.iter().flat_map(|(_, found)| found).map(String::as_str).collect();
+        let destinations = Vec::from_iter(destinations).join(" and ");
+        let question = format!("{} {what} to {}?", capitalised(verb.name()), harmless(&destinations));
         args.consent.confirm(&question).await?;
     }
     let mut messages = Vec::new();

@@ -59,13 +59,10 @@ impl Reason {
     fn name_command(&mut self, message: &StoredMessageRow) {
         let seq = self.behind.unwrap_or(message.seq);
         let destination = shell_word(&message.destination);
-        let option = match destination.as_str() {
-            "default" => String::new(),
-            other => format!(" --destination {other}"),
-        };
+        let message = format!("{seq} --destination {destination}");
         let command = match self.reason.as_str() {
-            "dead" | "behind dead" => format!("outboxctl retry {seq}{option}, or outboxctl discard {seq}{option}"),
-            "retrying" | "scheduled" | "behind retrying" => format!("outboxctl retry {seq}{option}"),
+            "dead" | "behind dead" => format!("outboxctl retry {message}, or outboxctl discard {message}"),
+            "retrying" | "scheduled" | "behind retrying" => format!("outboxctl retry {message}"),
             "paused" if self.remedy.is_some() => format!("outboxctl resume {destination}"),
             _ => return,
         };
@@ -98,7 +95,11 @@ mod tests {
             named("dead", None, "bus"),
             "outboxctl retry 7 --destination bus, or outboxctl discard 7 --destination bus"
         );
-        assert_eq!(named("behind retrying", Some(3), "default"), "outboxctl retry 3");
+        // Without the option, the command could act on the message of this seq to another destination.
+        assert_eq!(
+            named("behind retrying", Some(3), "default"),
+            "outboxctl retry 3 --destination default"
+        );
         assert_eq!(named("paused", None, "default"), "outboxctl resume default");
         assert_eq!(named("broker", None, "default"), "select 1");
     }
