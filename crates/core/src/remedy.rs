@@ -1,4 +1,5 @@
-//! The command in a remedy of `outbox_health`, `outbox_why` or a refusal of a broker, for a program that copies or runs it.
+//! The command in a remedy of `outbox_health`, `outbox_why` or a refusal of a broker, for a program that copies or runs it,
+//! and the words that it is made of.
 //! tests/remedies.rs types the commands that this finds.
 
 /// What begins a command.
@@ -47,9 +48,26 @@ pub fn command(remedy: &str) -> Option<&str> {
     Some(&command[..end.unwrap_or(command.len())])
 }
 
+/// A word as a shell reads it, whatever characters it has.
+pub fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+    match !text.is_empty() && text.chars().all(is_plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::command;
+    use super::{command, shell_word};
+
+    #[test]
+    fn no_character_of_a_word_is_read_by_the_shell() {
+        assert_eq!(shell_word("audit-2.eu"), "audit-2.eu");
+        assert_eq!(shell_word("/"), "/");
+        assert_eq!(shell_word("it's $(x)"), r"'it'\''s $(x)'");
+        assert_eq!(shell_word(""), "''");
+    }
 
     #[test]
     fn the_command_of_a_remedy_is_without_its_sentence() {

@@ -150,26 +150,10 @@ fn date(days: i64) -> (i64, i64, i64) {
     (year, month, day)
 }
 
-/// A word as a shell reads it, whatever characters it has.
-pub fn shell_word(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    match !text.is_empty() && text.chars().all(is_plain) {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn no_character_of_a_word_is_read_by_the_shell() {
-        assert_eq!(shell_word("audit-2.eu"), "audit-2.eu");
-        assert_eq!(shell_word("it's $(x)"), r"'it'\''s $(x)'");
-        assert_eq!(shell_word(""), "''");
-    }
 
     #[test]
     fn an_escape_sequence_becomes_visible() {

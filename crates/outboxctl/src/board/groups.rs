@@ -1,13 +1,14 @@
 //! Groups of failed messages with the same cause: which messages form one, its row, and the command that retries it.
 
 use super::state::BoardState;
-use crate::format::{harmless, shell_word};
+use crate::format::harmless;
 use crate::messages::sql::containing;
 use crate::queries::model::{Message, Part};
 use crate::queries::snapshot::MESSAGES_MAX;
 use crate::queries::state::MessageStatus;
 use crate::screen::list::{ListRow, RowField};
 use outbox_core::error_group;
+use outbox_core::remedy::shell_word;
 
 /// Messages with the same status, destination and cause, in the order of the list. One without an error is alone.
 struct MessageGroup<'a> {

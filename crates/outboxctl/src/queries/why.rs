@@ -3,7 +3,7 @@
 use super::Fetch;
 use super::message::StoredMessageRow;
 use super::state::MessageStatus;
-use crate::format::shell_word;
+use outbox_core::remedy::shell_word;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::HashMap;
