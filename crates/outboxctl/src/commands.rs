@@ -11,6 +11,7 @@ pub mod version;
 
 use crate::connect::{self, ConnectArgs, Session};
 use crate::failure::{Code, Failure};
+use crate::format;
 use crate::messages::page::FetchOnce;
 use crate::messages::sql::Sql;
 use crate::output;
@@ -55,8 +56,7 @@ impl CommandContext {
 
     /// Prints one JSON document.
     pub fn print_json(&self, document: &impl Serialize) -> Result<(), Failure> {
-        let line = serde_json::to_string(document).expect("every map key is text");
-        output::print(&(line + "\n"))
+        output::print(&(format::json(document) + "\n"))
     }
 }
 

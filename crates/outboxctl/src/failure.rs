@@ -1,6 +1,6 @@
 //! Why a command failed: the message for the user, and the exit code for a script.
 
-use crate::format::harmless;
+use crate::format::{self, harmless};
 use serde_json::json;
 use std::fmt;
 use tokio_postgres::error::{DbError, Severity, SqlState};
@@ -59,8 +59,9 @@ impl Failure {
 
     /// The failure as one JSON object, for a program that reads standard error.
     pub fn json(&self) -> String {
-        json!({ "error": self.message, "detail": self.detail, "hint": self.hint, "exit_code": self.code as u8 })
-            .to_string()
+        format::json(
+            &json!({ "error": self.message, "detail": self.detail, "hint": self.hint, "exit_code": self.code as u8 }),
+        )
     }
 }
 

@@ -1,5 +1,6 @@
 //! Formats texts, numbers and times for every command. Pure functions.
 
+use serde::Serialize;
 use unicode_width::UnicodeWidthChar;
 
 /// Text from outside in a form that is safe for a terminal: no control character, nothing that changes the direction of
@@ -41,6 +42,21 @@ fn is_unseen(c: char) -> bool {
         '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180b}'..='\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
         | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff9}'..='\u{fffb}'
         | '\u{e0000}'..='\u{e0fff}')
+}
+
+/// The document as one line of JSON. A terminal obeys DEL and the C1 controls, which JSON allows in a string: they are
+/// escaped. JSON of others may have line feeds between its words: they are spaces.
+pub fn json(document: &impl Serialize) -> String {
+    let text = serde_json::to_string(document).expect("every map key is text");
+    if !text.contains(char::is_control) {
+        return text;
+    }
+    let shown = |c: char| match c {
+        '\t' | '\n' | '\r' => " ".to_owned(),
+        c if c.is_control() => format!("\\u{:04x}", u32::from(c)),
+        c => c.to_string(),
+    };
+    text.chars().map(shown).collect()
 }
 
 /// A number with its digits in groups of three: 1234567 becomes `1,234,567`.
@@ -162,6 +178,15 @@ mod tests {
         assert_eq!(harmless("\u{9b}31m\u{7f}\u{202e}x\u{200b}"), "□31m␡□x□");
         assert_eq!(harmless("e\u{301}\u{301}\u{301}\u{301}f"), "e\u{301}\u{301}f");
         assert_eq!(harmless("größer, 日本"), "größer, 日本");
+    }
+
+    #[test]
+    fn json_is_one_line_without_control_characters() {
+        let raw = serde_json::value::RawValue::from_string("{\"a\":\n1}".into()).unwrap();
+        assert_eq!(
+            json(&("\u{1b}[2J\u{7f}\u{9b}31mä", raw)),
+            r#"["\u001b[2J\u007f\u009b31mä",{"a": 1}]"#
+        );
     }
 
     proptest! {

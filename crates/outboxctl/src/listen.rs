@@ -2,6 +2,7 @@
 
 use crate::commands::CommandContext;
 use crate::failure::{Code, Failure};
+use crate::format::json;
 use crate::output;
 use crate::screen::text::fit;
 use crate::screen::theme;
@@ -120,7 +121,7 @@ async fn receive(State(receiver): State<Arc<Receiver>>, headers: HeaderMap, body
     };
     let received = Received::new(&headers, &body, answer, signature);
     let printed = match receiver.json {
-        true => output::print(&(serde_json::to_string(&received).expect("every map key is text") + "\n")),
+        true => output::print(&(json(&received) + "\n")),
         false => output::print_lines([received.line()]),
     };
     match printed {

@@ -1,5 +1,5 @@
-//! Standard output, for users and scripts: lines and lists, with colours on a terminal. No text of a database
-//! reaches the terminal as a control sequence.
+//! Standard output, for users and scripts: lines and lists, with colours on a terminal; and lines on standard error. No
+//! text of a database or a broker reaches the terminal as a control sequence.
 
 use crate::failure::{Code, Failure};
 use crate::screen::list::{self, ListRow};
@@ -9,7 +9,7 @@ use ratatui::crossterm::terminal::size;
 use ratatui::prelude::IntoCrossterm;
 use ratatui::style::Style;
 use ratatui::text::Line;
-use std::io::{ErrorKind, IsTerminal, Write, stdout};
+use std::io::{ErrorKind, IsTerminal, Write, stderr, stdout};
 
 /// Writes to standard output. The program exits with 0 when its reader closes the pipe, as `head` does: that is no
 /// failure.
@@ -21,6 +21,15 @@ pub fn print(text: &str) -> Result<(), Failure> {
             written.map_err(|error| Failure::new(Code::Refused, format!("could not write to standard output: {error}")))
         }
     }
+}
+
+/// Writes a line about the work to standard error, and ignores errors: a closed pipe must not stop the work.
+pub fn log(text: &str) {
+    _ = writeln!(stderr().lock(), "{}", log_line(text));
+}
+
+fn log_line(text: &str) -> String {
+    format!("outboxctl: {}", harmless(text))
 }
 
 /// Writes lines, with their styles if standard output is a terminal that takes colours.
@@ -85,5 +94,9 @@ mod tests {
             "{text:?}"
         );
         assert_eq!(as_text(lines, false), "\ndown\n␛[2J\n");
+        assert_eq!(
+            log_line("refused: \x1b]52;c;eA==\x07\nforged"),
+            "outboxctl: refused: ␛]52;c;eA==␇ forged"
+        );
     }
 }

@@ -9,7 +9,6 @@ use crate::messages::When;
 use crate::messages::bulk::{Arguments, BulkCriteria, Choice, Verb};
 use crate::operation::{OperatorAction, run};
 use crate::output;
-use crate::screen::text::harmless;
 use clap::Args;
 use outbox_core::words::Word;
 use serde_json::json;
@@ -215,7 +214,7 @@ async fn by_seq(context: &CommandContext, verb: Verb, args: &DeadArgs) -> Result
         if let Some(problem) = &problem {
             failed += 1;
             if !context.json {
-                eprintln!("outboxctl: message {seq}: {}", harmless(problem));
+                output::log(&format!("message {seq}: {problem}"));
             }
         }
         let is_done = !dry_run && problem.is_none();

@@ -7,7 +7,6 @@ use crate::format::{self, counted};
 use crate::messages::bulk::Verb;
 use crate::operation::{OperatorAction, run};
 use crate::output;
-use crate::screen::text::harmless;
 use clap::Args;
 use outbox_core::words::Word;
 use ratatui::text::Line;
@@ -73,12 +72,8 @@ pub async fn relay(context: &CommandContext, args: &RelayArgs) -> Result<ExitCod
         context.print_json(&document)?;
     } else {
         for failure in &failures {
-            eprintln!(
-                "outboxctl: message {} to {}: {}",
-                failure["seq"],
-                harmless(text(failure, "destination")),
-                harmless(text(failure, "error"))
-            );
+            let (destination, error) = (text(failure, "destination"), text(failure, "error"));
+            output::log(&format!("message {} to {destination}: {error}", failure["seq"]));
         }
         output::print(&in_words(relayed))?;
     }

@@ -2,7 +2,7 @@
 
 use super::{CommandContext, text};
 use crate::failure::Failure;
-use crate::format::duration;
+use crate::format::{duration, json};
 use crate::messages::by_seq::{self, BySeq};
 use crate::output;
 use crate::queries::IN_ORDER;
@@ -22,7 +22,7 @@ pub async fn run(context: &CommandContext, request: &BySeq) -> Result<ExitCode, 
     let is_full = request.is_full(&rows);
     let rows: Vec<Value> = rows.into_iter().map(|row| Value::Object(row.message)).collect();
     if context.json {
-        output::print(&rows.iter().map(|row| format!("{row}\n")).collect::<String>())?;
+        output::print(&rows.iter().map(|row| json(row) + "\n").collect::<String>())?;
         return Ok(ExitCode::SUCCESS);
     }
     match rows.last() {

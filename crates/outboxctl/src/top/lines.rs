@@ -1,5 +1,6 @@
 //! Without a terminal, or in the background: a line for each reading.
 
+use crate::format;
 use crate::queries::model::{Part, PartitionRow, Snapshot, WorkerRow};
 use crate::screen::text::{age, harmless, known, rate};
 use serde::Serialize;
@@ -44,7 +45,7 @@ pub fn json(snapshot: &Snapshot) -> String {
         part.as_ref()
             .map_or_else(|error| json!({ "error": error }), |rows| json!(rows))
     }
-    json!({
+    format::json(&json!({
         "now": snapshot.now,
         "status": part(&snapshot.status),
         "throughput": part(&snapshot.throughput),
@@ -55,6 +56,5 @@ pub fn json(snapshot: &Snapshot) -> String {
         "errors": part(&snapshot.errors),
         "messages": part(&snapshot.messages),
         "problems": part(&snapshot.problems),
-    })
-    .to_string()
+    }))
 }

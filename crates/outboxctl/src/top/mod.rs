@@ -8,7 +8,6 @@ use crate::failure::Failure;
 use crate::output;
 use crate::queries::model::Snapshot;
 use crate::screen::terminal;
-use crate::screen::text::harmless;
 use crate::shutdown::Shutdown;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -60,8 +59,8 @@ pub async fn run(context: &CommandContext, args: &TopArgs) -> Result<ExitCode, F
     let print = |event| match event {
         BoardEvent::Snapshot(snapshot) => print_line(&line(&snapshot)),
         BoardEvent::Lost(why, next_try) => {
-            let (why, ms) = (harmless(&why), next_try.as_millis());
-            eprintln!("outboxctl: connection lost: {why}; next try in {ms} ms");
+            let ms = next_try.as_millis();
+            output::log(&format!("connection lost: {why}; next try in {ms} ms"));
             Ok(())
         }
         _ => Ok(()),

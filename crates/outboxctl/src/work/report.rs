@@ -1,6 +1,7 @@
 //! The output of a worker outside the server: one line for each pass, as JSON or for people, and errors on stderr.
 //! With a screen both go to its panels instead, and the sum of the run is printed at the end.
 
+use crate::output;
 use crate::progress::WorkerProgress;
 use crate::progress::pass::{PassReport, PassSum};
 use std::cell::RefCell;
@@ -138,7 +139,7 @@ impl Log {
             progress.log(&text);
         }
         if shown.is_none() || !stderr().is_terminal() {
-            _ = writeln!(stderr().lock(), "outboxctl: {text}");
+            output::log(&text);
         }
         *last = Some((text, now));
     }
