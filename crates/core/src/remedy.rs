@@ -42,10 +42,45 @@ const ENDS: [&str; 15] = [
 
 /// The first command of a remedy. `None` = the remedy has none.
 pub fn command(remedy: &str) -> Option<&str> {
-    let begin = BEGINS.iter().filter_map(|word| remedy.find(word)).min()?;
+    let (begin, _) = find_unquoted(remedy, &BEGINS)?;
     let command = &remedy[begin..];
-    let end = ENDS.iter().filter_map(|word| command.find(word)).min();
-    Some(&command[..end.unwrap_or(command.len())])
+    let end = find_unquoted(command, &ENDS).map_or(command.len(), |(at, _)| at);
+    Some(&command[..end])
+}
+
+/// The alternatives of a remedy, which `, or ` separates.
+pub fn alternatives(remedy: &str) -> Vec<&str> {
+    let (mut found, mut rest) = (Vec::new(), remedy);
+    while let Some((at, after)) = find_unquoted(rest, &[", or "]) {
+        found.push(&rest[..at]);
+        rest = &rest[after..];
+    }
+    found.push(rest);
+    found
+}
+
+/// Where the first of the words outside of '…' and "…" begins and ends. Between quotes is a name of SQL or of a shell, which
+/// another role may have chosen.
+fn find_unquoted(text: &str, words: &[&str]) -> Option<(usize, usize)> {
+    let mut quote = None;
+    let (mut last, mut last_but_one) = (' ', ' ');
+    for (at, c) in text.char_indices() {
+        // "the server's" has an apostrophe, and E'…' does not.
+        let is_apostrophe = last.is_alphanumeric() && (last != 'E' || last_but_one.is_alphanumeric());
+        match (quote, c) {
+            (Some(open), _) if open == c => quote = None,
+            (Some(_), _) => {}
+            (None, '"') => quote = Some(c),
+            (None, '\'') if last != '\\' && !is_apostrophe => quote = Some(c),
+            (None, _) => {
+                if let Some(word) = words.iter().find(|word| text[at..].starts_with(**word)) {
+                    return Some((at, at + word.len()));
+                }
+            }
+        }
+        (last_but_one, last) = (last, c);
+    }
+    None
 }
 
 /// A word as a shell reads it, whatever characters it has.
@@ -59,7 +94,7 @@ pub fn shell_word(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{command, shell_word};
+    use super::{alternatives, command, shell_word};
 
     #[test]
     fn no_character_of_a_word_is_read_by_the_shell() {
@@ -97,5 +132,36 @@ mod tests {
         ] {
             assert_eq!(command(remedy), wanted, "{remedy}");
         }
+    }
+
+    #[test]
+    fn a_name_in_quotes_begins_and_ends_no_command() {
+        for (remedy, wanted) in [
+            (
+                "COMMIT PREPARED 'x, or select evil(); --', or ROLLBACK PREPARED 'x, or select evil(); --'",
+                &[
+                    "COMMIT PREPARED 'x, or select evil(); --'",
+                    "ROLLBACK PREPARED 'x, or select evil(); --'",
+                ][..],
+            ),
+            (
+                r"COMMIT PREPARED E'a\\, or ''b, or c', or x",
+                &[r"COMMIT PREPARED E'a\\, or ''b, or c'", "x"],
+            ),
+            (
+                r#"DROP SERVER "a', or ""b, or c", or x"#,
+                &[r#"DROP SERVER "a', or ""b, or c""#, "x"],
+            ),
+            (
+                r"rabbitmqctl add_vhost 'it'\''s, or mine', or x",
+                &[r"rabbitmqctl add_vhost 'it'\''s, or mine'", "x"],
+            ),
+        ] {
+            assert_eq!(alternatives(remedy), wanted);
+            assert_eq!(command(remedy), Some(wanted[0]));
+        }
+        let prose = "the server's user (see \"select 1\", 'kill 1'), or type ALTER SYSTEM SET a = '; or '; see b";
+        assert_eq!(alternatives(prose).len(), 2);
+        assert_eq!(command(prose), Some("ALTER SYSTEM SET a = '; or '"));
     }
 }

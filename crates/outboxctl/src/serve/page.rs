@@ -2,6 +2,7 @@
 
 use crate::queries::state::{Parsed, Tone, Toned};
 use maud::{Markup, PreEscaped, html};
+use outbox_core::remedy::alternatives;
 use outbox_core::words::Word;
 
 outbox_core::words! {
@@ -99,16 +100,17 @@ fn copy_button() -> Markup {
     html! { button.copy type="button" { "Copy" } }
 }
 
-/// What removes a cause: commands, one a line, or a sentence.
+/// What removes a cause: commands, one a line, or a sentence. A control character in a text that is pasted could run
+/// another command.
 pub fn remedy(text: &str) -> Markup {
     const PROGRAMS: [&str; 7] = ["outboxctl", "select", "alter", "create", "drop", "commit", "rollback"];
     let is_command = |part: &&str| {
         let first = part.split(' ').next().unwrap_or_default().to_lowercase();
         PROGRAMS.contains(&&*first)
     };
-    let parts: Vec<&str> = text.split(", or ").collect();
+    let parts = alternatives(text);
     html! {
-        @if parts.iter().all(is_command) { @for part in parts { (copyable_block(part)) } }
+        @if parts.iter().all(is_command) && !text.contains(char::is_control) { @for part in parts { (copyable_block(part)) } }
         @else { p.remedy { "Fix: " (text) } }
     }
 }
@@ -143,5 +145,12 @@ mod tests {
         assert_eq!(lines("outboxctl retry 7, or outboxctl discard 7"), 2);
         assert_eq!(lines("ALTER SYSTEM SET outbox.workers = 2"), 1);
         assert_eq!(lines("start them, or take their names out of the setting"), 0);
+        let quoted = "COMMIT PREPARED 'x, or select evil(); --', or ROLLBACK PREPARED 'x, or select evil(); --'";
+        assert_eq!(lines(quoted), 2);
+        assert_eq!(
+            lines("COMMIT PREPARED '\u{15}select evil();'"),
+            0,
+            "a terminal deletes the line"
+        );
     }
 }
