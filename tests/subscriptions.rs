@@ -86,6 +86,69 @@ fn an_event_goes_to_each_destination_whose_subscription_it_meets() {
     assert_eq!(enqueued(&mut client, publish), "A default, B default, C default");
 }
 
+/// Postgres itself says which values are equal.
+#[test]
+fn headers_are_equal_if_jsonb_has_them_as_equal() {
+    let cluster = cluster();
+    let mut client = cluster.connect(DB);
+    let deep = |number: &str| format!("{}{number}{}", "[".repeat(50), "]".repeat(50));
+    let (deep_1, deep_1_0, deep_2) = (deep("1"), deep("1.0"), deep("2"));
+    let values = [
+        "1",
+        "1.0",
+        "\"1\"",
+        "100000000000000000001",
+        "100000000000000000002",
+        "0.1",
+        "0.1000000000000000000001",
+        "1e400",
+        "-1e400",
+        "10e399",
+        "0",
+        "-0.00",
+        "null",
+        "true",
+        r#""é\\\"{,""#,
+        r#""\u00e9\\\u0022{,""#,
+        "[1, {\"a\": 2}]",
+        "[1.0, {\"a\": 3, \"a\": 2.0}]",
+        "[{\"a\": 2}, 1]",
+        "{\"b\": 1, \"aa\": []}",
+        "{\"aa\": [], \"b\": 1.0}",
+        "{}",
+        &deep_1,
+        &deep_1_0,
+        &deep_2,
+    ];
+    for asked in values {
+        client.run(&format!(
+            "select outbox_subscribe('audit', headers => '{{\"n\": {asked}}}')"
+        ));
+        for given in values {
+            // Another header that no subscription names.
+            let headers = format!("{{\"n\": {given}, \"x\": 1e400}}");
+            let is_equal: bool = client.value(&format!("select '{asked}'::jsonb = '{given}'::jsonb"));
+            let publish = format!("select outbox_publish('A', '{{}}', headers => '{headers}')");
+            let expected = if is_equal { "A audit, A default" } else { "A default" };
+            assert_eq!(enqueued(&mut client, &publish), expected, "{asked} = {given}");
+        }
+    }
+    // A source of the user may store json, as it was written.
+    client.run(
+        r#"delete from outbox; delete from outbox_waiting; create role shopkeeper; create schema shop authorization shopkeeper; set role shopkeeper;
+           create table shop.events (seq bigint primary key, at timestamptz default now(), headers json); reset role;
+           select outbox_source_set('shop.events', seq => 'seq', type => $$'A'$$, created_at => 'at', headers => 'headers');
+           select outbox_subscribe('audit', headers => '{"né": {"b": 1, "aa": ["/"]}, "z": 0}');
+           insert into shop.events (seq, headers)
+           values (1, '{ "n\u00e9" : {"aa":["\/"],"b":2,"b":1e0},"z":2, "z" :-0e9 , "\ud800":"\ud800"}'), (2, '[]'), (3, null),
+                  (4, '"né"');
+           select outbox_enqueue_many('{1,2,3,4}')"#,
+    );
+    let messages: String =
+        client.value("select string_agg(seq::text, ',' order by seq) from outbox where destination = 'audit'");
+    assert_eq!(messages, "1");
+}
+
 #[test]
 fn subscriptions_apply_however_an_event_is_enqueued() {
     let cluster = cluster();

@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use crate::format::{Format, TransportKind};
 pub use crate::header_names::is_reserved_by_http;
 use crate::header_names::{check_routes_nothing, check_token, is_reserved};
-use crate::json::not_json;
+use crate::json::{decimal, not_json};
 use crate::message::{Event, HeaderValue, Pointer};
 use crate::refusal::{Refusal, check_short};
 use crate::route::Route;
@@ -193,28 +193,6 @@ fn header_value(json: &str) -> Result<Option<HeaderValue>, Refusal> {
             _ => as_text(),
         },
     }))
-}
-
-/// The significant digits of a number in JSON, and the power of ten of the first of them. Two texts of one number have the
-/// same.
-fn decimal(number: &str) -> (String, i64) {
-    let (mantissa, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
-    let (whole, fraction) = mantissa
-        .trim_start_matches('-')
-        .split_once('.')
-        .unwrap_or((mantissa, ""));
-    let digits = format!("{whole}{fraction}");
-    let significant = digits.trim_start_matches(|digit: char| !digit.is_ascii_digit() || digit == '0');
-    let leading = digits.len() - significant.len();
-    let exponent = exponent
-        .parse::<i64>()
-        .unwrap_or(i64::MAX)
-        .saturating_add(whole.len() as i64 - leading as i64);
-    let significant = significant.trim_end_matches('0');
-    match significant {
-        "" => (String::new(), 0),
-        digits => (digits.to_owned(), exponent),
-    }
 }
 
 /// In lower case, each name once: of names that differ only in case, the last in the order of bytes counts.

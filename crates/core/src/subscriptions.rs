@@ -1,18 +1,18 @@
 //! Which subscriptions an event meets, as far as their lists and headers say it. A session asks this for each event for
 //! the default destination; `src/session/store/subscriptions.rs` asks the conditions in SQL afterwards.
 
-use serde_json::{Map, Value};
-use std::collections::{HashMap, HashSet};
+use crate::json::comparable_members;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// What one subscription asks for, apart from its condition.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EventFilter {
     /// None = all; an empty list = none.
-    pub types: Option<HashSet<String>>,
+    types: Option<HashSet<String>>,
     /// None = all; an event without an aggregate type meets no list.
-    pub aggregate_types: Option<HashSet<String>>,
-    /// The headers that the event must have, with these values.
-    pub headers: Map<String, Value>,
+    aggregate_types: Option<HashSet<String>>,
+    /// The headers that the event must have, as [`comparable_members`].
+    headers: BTreeMap<String, String>,
 }
 
 impl EventFilter {
@@ -21,11 +21,11 @@ impl EventFilter {
         Self {
             types: types.map(HashSet::from_iter),
             aggregate_types: aggregate_types.map(HashSet::from_iter),
-            headers: object(headers),
+            headers: headers.map(comparable_members).unwrap_or_default(),
         }
     }
 
-    fn is_met(&self, kind: &str, aggregate_type: Option<&str>, headers: &Map<String, Value>) -> bool {
+    fn is_met(&self, kind: &str, aggregate_type: Option<&str>, headers: &BTreeMap<String, String>) -> bool {
         self.types.as_ref().is_none_or(|types| types.contains(kind))
             && (self.aggregate_types.as_ref())
                 .is_none_or(|types| aggregate_type.is_some_and(|aggregate_type| types.contains(aggregate_type)))
@@ -41,7 +41,7 @@ impl EventFilter {
 #[derive(Debug, Default)]
 pub struct Subscriptions {
     filters: Vec<EventFilter>,
-    /// By the first header of the filter and by its value as JSON.
+    /// By the first header of the filter and by its value.
     by_header: HashMap<String, HashMap<String, Vec<usize>>>,
     by_type: HashMap<String, Vec<usize>>,
     others: Vec<usize>,
@@ -54,7 +54,7 @@ impl Subscriptions {
             match (filter.headers.iter().next(), &filter.types) {
                 (Some((name, value)), _) => {
                     let by_value = all.by_header.entry(name.clone()).or_default();
-                    by_value.entry(value.to_string()).or_default().push(position);
+                    by_value.entry(value.clone()).or_default().push(position);
                 }
                 (None, Some(types)) => types
                     .iter()
@@ -72,11 +72,12 @@ impl Subscriptions {
 
     /// The positions of the subscriptions that the event meets, in their order. `headers` is the JSON text of an object.
     pub fn met(&self, kind: &str, aggregate_type: Option<&str>, headers: Option<&str>) -> Vec<usize> {
-        let headers = object(headers.filter(|_| self.read_headers()));
+        let headers = headers.filter(|_| self.read_headers());
+        let headers = headers.map(comparable_members).unwrap_or_default();
         let by_header = self
             .by_header
             .iter()
-            .filter_map(|(name, by_value)| by_value.get(&headers.get(name)?.to_string()));
+            .filter_map(|(name, by_value)| by_value.get(headers.get(name)?));
         let candidates = by_header
             .chain(self.by_type.get(kind))
             .chain([&self.others])
@@ -90,45 +91,65 @@ impl Subscriptions {
     }
 }
 
-fn object(text: Option<&str>) -> Map<String, Value> {
-    text.and_then(|text| serde_json::from_str(text).ok())
-        .unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::collection::{hash_map, hash_set};
+    use proptest::collection::{hash_map, vec};
     use proptest::option;
     use proptest::prelude::*;
-    use serde_json::json;
 
-    fn headers() -> impl Strategy<Value = Map<String, Value>> {
-        let value = prop_oneof![Just(json!("a")), Just(json!(1)), Just(json!(true)), Just(json!(null))];
-        hash_map("[xy]", value, 0..3).prop_map(|headers| headers.into_iter().collect())
-    }
+    /// Texts of values that are equal as jsonb, a line each.
+    const EQUAL: [&[&str]; 12] = [
+        &["1", "1.0", "10e-1", "0.1E+1"],
+        &["-1", "-1.00"],
+        &["0", "-0", "0.0e7"],
+        &["100000000000000000001", "1.00000000000000000001e20"],
+        &["100000000000000000002"],
+        &["1e400", "0.1e401"],
+        &["true"],
+        &["null"],
+        &[r#""é\"{""#, r#""\u00e9\u0022{""#],
+        &[r#""1""#],
+        &[
+            r#"{"a":[1,{}],"b":"]"}"#,
+            r#"{ "b" : 1, "b" : "]", "\u0061" : [1.0, { }] }"#,
+        ],
+        &[r#"[1,{},"a","b"]"#, "[ 1e0,\t{},\"a\",\r\n\"b\"]"],
+    ];
 
-    fn filter() -> impl Strategy<Value = EventFilter> {
-        let names = || option::of(hash_set("[ab]?", 0..3));
-        (names(), names(), headers()).prop_map(|(types, aggregate_types, headers)| EventFilter {
-            types,
-            aggregate_types,
-            headers,
+    /// Headers by name, as lines of [`EQUAL`]; and as JSON.
+    fn headers() -> impl Strategy<Value = (HashMap<String, usize>, String)> {
+        hash_map("[xy]", (0..EQUAL.len(), any::<usize>()), 0..3).prop_map(|headers| {
+            let members = headers.iter().map(|(name, (line, text))| {
+                let texts = EQUAL[*line];
+                format!(r#""{name}": {}"#, texts[text % texts.len()])
+            });
+            let json = format!("{{{}}}", members.collect::<Vec<_>>().join(", "));
+            (
+                headers.into_iter().map(|(name, (line, _))| (name, line)).collect(),
+                json,
+            )
         })
     }
 
     proptest! {
         #[test]
         fn an_event_meets_the_subscriptions_whose_filter_it_meets(
-            filters in proptest::collection::vec(filter(), 0..8),
-            kind in "[ab]?", aggregate_type in option::of("[ab]?"), headers in headers()
+            filters in vec((option::of(vec("[ab]?", 0..3)), option::of(vec("[ab]?", 0..3)), headers()), 0..8),
+            kind in "[ab]?", aggregate_type in option::of("[ab]?"), (of_event, json) in headers()
         ) {
-            let aggregate_type = aggregate_type.as_deref();
-            let expected: Vec<usize> = (0..filters.len())
-                .filter(|position| filters[*position].is_met(&kind, aggregate_type, &headers))
-                .collect();
-            let text = Value::Object(headers).to_string();
-            prop_assert_eq!(Subscriptions::new(filters).met(&kind, aggregate_type, Some(&text)), expected);
+            let is_met = |(types, aggregate_types, (headers, _)): &(Option<Vec<_>>, Option<Vec<_>>, (HashMap<_, _>, _))| {
+                types.as_ref().is_none_or(|types| types.contains(&kind))
+                    && aggregate_types.as_ref()
+                        .is_none_or(|types| aggregate_type.as_ref().is_some_and(|own| types.contains(own)))
+                    && headers.iter().all(|(name, line)| of_event.get(name) == Some(line))
+            };
+            let expected: Vec<usize> = (0..filters.len()).filter(|position| is_met(&filters[*position])).collect();
+            let filters = filters.into_iter().map(|(types, aggregate_types, (_, json))| {
+                EventFilter::new(types, aggregate_types, Some(&json))
+            });
+            let subscriptions = Subscriptions::new(filters.collect());
+            prop_assert_eq!(subscriptions.met(&kind, aggregate_type.as_deref(), Some(&json)), expected);
         }
     }
 
