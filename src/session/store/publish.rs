@@ -75,7 +75,7 @@ pub fn publish(
                 }
                 (placed.iter().map(|(seq, _)| *seq).collect(), placed)
             }
-            None => publish.run_statements(counts.into_keys())?,
+            None => publish.run_statements()?,
         };
         announced.placed(placed);
         Ok(seqs)
@@ -246,7 +246,7 @@ impl Publish<'_> {
     }
 
     /// Writes the rows by statements, for tables to which a user has added anything.
-    fn run_statements<'d>(&self, destinations: impl Iterator<Item = &'d str>) -> Result<(Vec<i64>, Placed), UserError> {
+    fn run_statements(&self) -> Result<(Vec<i64>, Placed), UserError> {
         let stored = match self.insert_events()? {
             Some(stored) => stored,
             None => {
@@ -262,9 +262,14 @@ impl Publish<'_> {
         let partitions = (stored.iter().zip(self.events))
             .map(|((seq, _), (_, key))| Ok((*seq, self.partitioning.partition_of(key.as_deref(), *seq)?)));
         let placed = partitions.collect::<Result<Placed, UserError>>()?;
-        for destination in destinations {
-            let is_received = |position: &usize| self.receivers.at(*position).contains(&destination);
-            let messages = (0..stored.len()).filter(is_received).map(|position| {
+        let mut received: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for position in 0..stored.len() {
+            for destination in self.receivers.at(position) {
+                received.entry(destination).or_default().push(position);
+            }
+        }
+        for (destination, positions) in received {
+            let messages = positions.into_iter().map(|position| {
                 let (seq, partition) = placed[position];
                 NewMessage {
                     seq,
