@@ -9,6 +9,7 @@ use crate::messages::When;
 use crate::messages::bulk::{Arguments, BulkCriteria, Choice, Verb};
 use crate::operation::{OperatorAction, run};
 use crate::output;
+use crate::screen::text::harmless;
 use clap::Args;
 use outbox_core::words::Word;
 use serde_json::json;
