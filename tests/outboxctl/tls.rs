@@ -4,6 +4,7 @@
 use super::connection::{Way, who_may};
 use super::quiet_cluster;
 use serde_json::Value;
+use std::process::Command;
 use support::*;
 use support::{Authority, Certificate, Cluster};
 
@@ -12,11 +13,16 @@ fn tls_cluster(test: &str, authority: &Authority) -> Option<Cluster> {
     tls_cluster_with(test, &authority.issue("127.0.0.1"), &authority.cert_pem)
 }
 
-/// None: this Postgres is built without TLS, and `test` is skipped.
+/// None: psql is built without TLS, and `test` is skipped.
 fn tls_cluster_with(test: &str, certificate: &Certificate, clients: &str) -> Option<Cluster> {
     let cluster = quiet_cluster();
-    if cluster.query_one::<String>(DB, "show ssl_library").is_empty() {
-        skip(test, "this Postgres is built without TLS");
+    let mut psql = Command::new(cluster.installation().bin("psql"));
+    let refused = psql
+        .args(["-d", "host=127.0.0.1 port=1 sslmode=require"])
+        .output()
+        .expect("psql");
+    if String::from_utf8_lossy(&refused.stderr).contains("not compiled in") {
+        skip(test, "this psql is built without TLS");
         return None;
     }
     let file = |name: &str, text: &str| server_file(&cluster, name, text, 0o600).display().to_string();
