@@ -24,6 +24,13 @@ exists() { # exists PATH-OR-COMMAND
     *) command -v "$1" >/dev/null 2>&1 ;;
   esac
 }
+has_libclang() {
+  [ -z "${LIBCLANG_PATH:-}" ] || return 0
+  for library in /usr/lib*/libclang[.-][0-9s]*so* /usr/lib/*/libclang[.-][0-9s]*so* /usr/lib*/llvm*/lib*/libclang[.-][0-9s]*so*; do
+    [ ! -e "$library" ] || return 0
+  done
+  return 1
+}
 need() { # need PACKAGES PATH-OR-COMMAND
   exists "$2" || missing="$missing $1"
 }
@@ -50,6 +57,12 @@ case $group in
   *) { [ -d "$headers" ] && [ -x "$bindir/postgres" ] && [ -x "$bindir/pg_dump" ]; } || server=missing ;;
 esac
 need "gcc libc6-dev" cc
+# pgrx reads the headers of the server with libclang. Debian's package of the headers brings it, those below target/majors
+# do not.
+case $group in
+  ctl | majors) ;;
+  *) [ -n "$server" ] || has_libclang || missing="$missing libclang-dev" ;;
+esac
 case $group in
   majors)
     need patchelf patchelf
