@@ -328,6 +328,11 @@ pub fn is_member(relation: u32, extension: u32) -> bool {
     unsafe { pg_sys::getExtensionOfObject(pg_sys::RelationRelationId, relation.into()).to_u32() == extension }
 }
 
+pub fn is_member_function(function: u32, extension: u32) -> bool {
+    // SAFETY: inside a transaction.
+    unsafe { pg_sys::getExtensionOfObject(pg_sys::ProcedureRelationId, function.into()).to_u32() == extension }
+}
+
 /// Empty if there is none.
 pub fn relation_name(relation: u32) -> String {
     // SAFETY: inside a transaction; the name is copied.

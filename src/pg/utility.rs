@@ -1,7 +1,7 @@
 //! The hook for utility statements, in each session of the server. It reports statements that create, change or drop
 //! databases, that name a foreign server, that rename a schema, that make a role a member of another, that SET a setting of
-//! the extension, that switch all triggers of a table, or that restart its sequences. It lets only one session at a time run
-//! CREATE EXTENSION outbox. Other statements pass unchanged.
+//! the extension, that create a trigger, that switch all triggers of a table, or that restart its sequences. It lets only one
+//! session at a time run CREATE EXTENSION outbox. Other statements pass unchanged.
 
 use super::{catalog, text};
 use pgrx::pg_sys::NodeTag;
@@ -19,6 +19,11 @@ pub enum UtilityStatement<'a> {
     RenameSchema(String),
     /// The role that gets a member.
     AddMember(String),
+    /// CREATE TRIGGER on a table, and its function.
+    CreateTrigger {
+        table: u32,
+        function: u32,
+    },
     /// ALTER TABLE … DISABLE or ENABLE TRIGGER ALL or USER: the table.
     SwitchTriggers(u32),
     /// TRUNCATE … RESTART IDENTITY: a table.
@@ -112,6 +117,7 @@ unsafe extern "C-unwind" fn on_utility(
                 | NodeTag::T_GrantRoleStmt
                 | NodeTag::T_CreateRoleStmt
                 | NodeTag::T_AlterRoleStmt
+                | NodeTag::T_CreateTrigStmt
                 | NodeTag::T_AlterTableStmt
                 | NodeTag::T_TruncateStmt
         );
@@ -201,6 +207,12 @@ unsafe extern "C-unwind" fn report(
                 let alter = node.cast::<pg_sys::AlterRoleStmt>();
                 let adds = (*alter).action > 0 && option((*alter).options, c"rolemembers").is_some();
                 add_members(adds.then(|| (*(*alter).role).rolename).into_iter())
+            }
+            NodeTag::T_CreateTrigStmt => {
+                let create = node.cast::<pg_sys::CreateTrigStmt>();
+                let function = pg_sys::LookupFuncName((*create).funcname, 0, std::ptr::null(), true).to_u32();
+                let table = relation((*create).relation);
+                table == 0 || function == 0 || call(UtilityStatement::CreateTrigger { table, function })
             }
             NodeTag::T_AlterTableStmt => {
                 let alter = node.cast::<pg_sys::AlterTableStmt>();

@@ -37,6 +37,7 @@ fn before(statement: UtilityStatement) -> bool {
         UtilityStatement::Set(setting) => warn_without_effect(&setting),
         UtilityStatement::RenameSchema(name) => refuse_new_name_of_schema(&name),
         UtilityStatement::AddMember(role) => refuse_member(&role),
+        UtilityStatement::CreateTrigger { table, function } => refuse_trigger_of_another(table, function),
         UtilityStatement::SwitchTriggers(table) => return !keeps_triggers(table),
         UtilityStatement::Restart(table) => refuse_restart(table),
     }
@@ -122,6 +123,21 @@ fn refuse_member(role: &str) {
             detail: Some("Workers run as this role. A member of it could become a superuser.".into()),
             hint: "GRANT outbox_admin, or another group that docs/operate/install.md describes.".into(),
         }
+        .raise();
+    }
+}
+
+/// Refuses a trigger of the extension on the table of another role. Postgres asks for the privilege TRIGGER only, and the
+/// trigger sends to any destination that the owner of the table may use.
+fn refuse_trigger_of_another(table: u32, function: u32) {
+    let extension = catalog::extension(c"outbox");
+    let is_ours = extension.oid != 0 && catalog::is_member_function(function, extension.oid);
+    if is_ours && !catalog::may_act_as(catalog::owner_of_table(table)) {
+        UserError::new(
+            PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+            format!("must be owner of table {}", catalog::relation_name(table)),
+            "Let its owner call outbox_capture() or outbox_attach().",
+        )
         .raise();
     }
 }

@@ -107,6 +107,31 @@ fn only_an_owner_that_may_publish_captures_a_table() {
     }
 }
 
+/// CREATE TRIGGER asks for the privilege TRIGGER only, and the destination for a right of the owner.
+#[test]
+fn a_role_that_may_create_triggers_on_the_table_of_another_sends_nothing_by_it() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    client.run(
+        "create server partner foreign data wrapper outbox_http options (url 'https://partner.example/');
+         create role app in role outbox_writer; create table t (id int primary key, seq bigint); grant all on t to app",
+    );
+    for function in ["outbox_captured", "outbox_attached"] {
+        let sql = format!(
+            "set role app; create trigger x after insert on t referencing new table as outbox_new for each statement
+               execute function {function}('{{\"seq\": \"seq\", \"destination\": \"partner\"}}')"
+        );
+        assert_eq!(refused(&mut client, &sql).0, DENIED, "{function}");
+    }
+    // Its own table, and any other trigger.
+    client.run(
+        "create schema app authorization app; set role app; create table app.t (seq bigint);
+         create trigger x after insert on app.t referencing new table as outbox_new for each statement
+           execute function outbox_attached('{\"seq\": \"seq\"}');
+         create trigger y before update on t for each row execute function suppress_redundant_updates_trigger()",
+    );
+}
+
 /// The condition, the key, the id of an aggregate, and a function that to_jsonb calls: a cast made by the owner of a
 /// type.
 #[test]
