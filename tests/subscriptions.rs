@@ -140,7 +140,7 @@ fn headers_are_equal_if_jsonb_has_them_as_equal() {
            select outbox_source_set('shop.events', seq => 'seq', type => $$'A'$$, created_at => 'at', headers => 'headers');
            select outbox_subscribe('audit', headers => '{"né": {"b": 1, "aa": ["/"]}, "z": 0}');
            insert into shop.events (seq, headers)
-           values (1, '{ "n\u00e9" : {"aa":["\/"],"b":2,"b":1e0},"z":2, "z" :-0e9 , "\ud800":"\ud800"}'), (2, '[]'), (3, null),
+           values (1, '{ "n\u00e9" : {"aa":["\/"],"b":2,"b":1e0},"z":2, "z" :-0e9 , "s":"\ud800"}'), (2, '[]'), (3, null),
                   (4, '"né"');
            select outbox_enqueue_many('{1,2,3,4}')"#,
     );

@@ -1,11 +1,11 @@
 //! The statements of a session, each planned once per backend, and the tables that they use. Runs in a user's backend.
 
-use super::subscriptions::Kept;
 use crate::error::{UserError, internal};
 use crate::pg::spi::{OwnedPreparedStatement, SpiResult};
 use crate::pg::trigger::Call;
 use crate::pg::{catalog, xact};
 use crate::store::source::Source;
+use crate::store::subscriptions::Subscribed;
 use pgrx::spi::quote_identifier;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
@@ -36,12 +36,21 @@ pub struct Statements {
     pub read_events: [Prepared; 2],
     /// Reads whole events, for the conditions of subscriptions.
     pub read_whole_events: Prepared,
-    pub subscribed: RefCell<Option<Kept>>,
+    pub subscribed: RefCell<Option<KeptSubscriptions>>,
     pub read_source: Prepared,
     /// The source that was read last, and `table::changes` then.
     pub source: RefCell<Option<(u64, Rc<Source>)>>,
     /// By whether they are scheduled, and whether there is only one.
     pub insert_messages: [[Prepared; 2]; 2],
+}
+
+/// The subscriptions of destinations that exist, as they were read last.
+pub struct KeptSubscriptions {
+    /// `table::changes` then.
+    pub changes: u64,
+    /// The transaction whose snapshot they are of, if that is older than they are.
+    pub transaction: Option<u32>,
+    pub subscribed: Option<Rc<Subscribed>>,
 }
 
 #[derive(Default)]

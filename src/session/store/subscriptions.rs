@@ -4,7 +4,7 @@
 //! No lock orders a change and the sessions that enqueue: each event goes by the subscriptions that were committed when
 //! it was enqueued, or that a transaction with a snapshot of its own sees.
 
-use super::statements::{Statements, statements};
+use super::statements::{KeptSubscriptions, Statements, statements};
 use crate::error::{UserError, internal};
 use crate::pg::spi::{Param, Spi, SpiHeapTupleData, SpiResult, SpiTupleTable};
 use crate::pg::trigger::Call;
@@ -43,20 +43,12 @@ pub(super) fn of_destination(statements: &Statements, destination: &str) -> Resu
     }
     let (rows, are_latest) = read(statements)?;
     let subscribed = (!rows.is_empty()).then(|| Rc::new(subscribed(rows)));
-    statements.subscribed.replace(Some(Kept {
+    statements.subscribed.replace(Some(KeptSubscriptions {
         changes,
         transaction: (!are_latest).then_some(transaction),
         subscribed: subscribed.clone(),
     }));
     Ok(subscribed)
-}
-
-/// The subscriptions that a session keeps.
-pub struct Kept {
-    changes: u64,
-    /// The transaction whose snapshot they are of, if it is older than they are now.
-    transaction: Option<u32>,
-    subscribed: Option<Rc<Subscribed>>,
 }
 
 /// Destination, types, aggregate types, headers, condition.
