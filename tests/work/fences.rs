@@ -115,7 +115,8 @@ const CALLS: [&str; 6] = [
 
 #[test]
 fn a_session_acts_as_no_other_worker() {
-    let (cluster, mut client) = session();
+    // Maintenance removes a worker whose heartbeat is longer.
+    let (cluster, mut client) = session_with(&["outbox.heartbeat_ttl = '1h'"]);
     cluster.draw_seqs(2);
     cluster.exec(
         DB,
