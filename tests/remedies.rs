@@ -450,7 +450,7 @@ fn a_message_that_fails_is_retried_by_the_command_of_each_check() {
         site.broker.unbind(&site.names[1], &site.names[1], "#");
         site.waits("audit");
     };
-    lose("add retry_backoff '1ms', add retry_backoff_max '10ms'");
+    lose("add max_attempts '2147483647', add retry_backoff '1ms', add retry_backoff_max '10ms'");
     let text = remedy(cluster, "retrying", None, "unroutable");
     cluster.exec(DB, command(&text));
     site.broker.bind(&site.names[1], &site.names[1], "#");
@@ -460,7 +460,7 @@ fn a_message_that_fails_is_retried_by_the_command_of_each_check() {
     );
     site.works("retries");
 
-    lose("add max_attempts '1'");
+    lose("set max_attempts '1'");
     let text = remedy(cluster, "keys", None, "item:a");
     cluster.exec(DB, command(&remedy(cluster, "dead letters", None, "unroutable")));
     site.broker.bind(&site.names[1], &site.names[1], "#");
