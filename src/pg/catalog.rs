@@ -324,13 +324,17 @@ pub fn called_function(fcinfo: pg_sys::FunctionCallInfo) -> u32 {
 
 /// Whether a relation belongs to an extension.
 pub fn is_member(relation: u32, extension: u32) -> bool {
-    // SAFETY: inside a transaction.
-    unsafe { pg_sys::getExtensionOfObject(pg_sys::RelationRelationId, relation.into()).to_u32() == extension }
+    extension_of(pg_sys::RelationRelationId, relation) == extension
 }
 
 pub fn is_member_function(function: u32, extension: u32) -> bool {
+    extension_of(pg_sys::ProcedureRelationId, function) == extension
+}
+
+/// The extension that an object belongs to; 0 = none.
+fn extension_of(class: Oid, object: u32) -> u32 {
     // SAFETY: inside a transaction.
-    unsafe { pg_sys::getExtensionOfObject(pg_sys::ProcedureRelationId, function.into()).to_u32() == extension }
+    unsafe { pg_sys::getExtensionOfObject(class, object.into()).to_u32() }
 }
 
 /// Empty if there is none.

@@ -28,7 +28,8 @@ pub(super) fn of(statements: &Statements) -> Result<Option<Rc<Source>>, UserErro
         return Ok(Some(Rc::clone(source)));
     }
     let source = Rc::new(read(statements)?);
-    // An older snapshot may show an older source: outbox_source_set() of 0.1.0 keeps the row for it.
+    // An older snapshot may show an older source: outbox_source_set() of 0.1.0, which has no subscriptions, keeps the row
+    // for it.
     if !xact::keeps_snapshot() || statements.subscription_table().is_some() {
         statements.source.replace(Some((changes, Rc::clone(&source))));
     }

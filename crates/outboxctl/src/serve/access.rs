@@ -213,7 +213,7 @@ impl Access {
     }
 
     /// The viewer of a session that goes on; this is a use of it.
-    fn viewer_of_session(&self, id: &str) -> Option<Viewer> {
+    pub fn viewer_of_session(&self, id: &str) -> Option<Viewer> {
         let mut sessions = self.sessions();
         let (viewer, seen) = sessions.get_mut(id)?;
         if seen.elapsed() >= SESSION_IDLE_MAX {
@@ -223,15 +223,10 @@ impl Access {
         Some(viewer.clone())
     }
 
-    /// The session of a request that has one.
+    /// The session of a request, if it has one that goes on.
     pub fn session(&self, headers: &HeaderMap) -> Option<String> {
         let id = self.session_id(headers)?;
-        self.goes_on(id).then(|| id.to_owned())
-    }
-
-    /// Whether a session goes on; this is a use of it.
-    pub fn goes_on(&self, id: &str) -> bool {
-        self.viewer_of_session(id).is_some()
+        self.viewer_of_session(id).map(|_| id.to_owned())
     }
 
     fn viewer_of(&self, user: &User, form_token: String) -> Viewer {

@@ -162,11 +162,8 @@ pub async fn events(
     let events = stream::unfold(stream, |mut stream| async move {
         loop {
             stream.views.changed().await.ok()?;
-            if stream
-                .session
-                .as_ref()
-                .is_some_and(|id| !stream.site.access.goes_on(id))
-            {
+            let access = &stream.site.access;
+            if (stream.session.as_ref()).is_some_and(|id| access.viewer_of_session(id).is_none()) {
                 return None; // the browser connects again, and is asked for the secret
             }
             let changed = stream.changed();
