@@ -382,6 +382,7 @@ declare
   unknown text;
   settings text;
   place regclass;
+  same_type regclass;
 begin
   perform outbox_internal.tables_for_triggers(relation);
   perform outbox_internal.check_destination(destination);
@@ -410,7 +411,24 @@ begin
   end if;
 
   select c.relname into table_name from pg_class c where c.oid = relation;
-  aggregate_type := coalesce(aggregate_type, table_name);
+  if aggregate_type is null then
+    aggregate_type := table_name;
+    -- Two sessions may capture tables of the same name in two schemas. Held until both see what the first has created.
+    perform pg_advisory_xact_lock(hashtextextended('outbox_capture', 0));
+    select t.tgrelid into same_type from pg_trigger t
+    where t.tgfoid = '@extschema@.outbox_captured()'::regprocedure
+      and position(convert_to('"aggregate_type": ' || to_jsonb(aggregate_type)::text, getdatabaseencoding()) in t.tgargs) > 0
+      and t.tgrelid <> relation and coalesce(pg_partition_root(t.tgrelid) <> pg_partition_root(relation), true)
+    order by t.tgrelid limit 1;
+    if found then
+      raise exception 'rows of table % already have the aggregate_type "%"', same_type, aggregate_type
+        using errcode = 'duplicate_object',
+          detail = 'Rows of both tables with the same id would be one aggregate: one key, one order, one outbox_purge.',
+          hint = format('Pass aggregate_type => %L; or %L if they are the same things.',
+                        (select n.nspname from pg_class c join pg_namespace n on n.oid = c.relnamespace
+                         where c.oid = relation) || '.' || table_name, aggregate_type);
+    end if;
+  end if;
   type_prefix := coalesce(type_prefix, (
     select string_agg(upper(left(part, 1)) || substr(part, 2), '' order by n)
     from regexp_split_to_table(table_name, '[^[:alnum:]]+') with ordinality p (part, n)));

@@ -19,6 +19,43 @@ fn two_rows_never_have_the_same_aggregate_and_a_purge_erases_one() {
     assert_eq!(left, [r"x\:y:z:t", r"x\\:y\:z:t"]);
 }
 
+/// A table for each tenant, in a schema of its own.
+#[test]
+fn tables_of_one_name_in_two_schemas_are_captured_as_two_aggregates() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    client.run(
+        "create schema t1; create schema t2; create schema t3;
+         create table t1.orders (id int primary key); create table t2.orders (id int primary key);
+         select outbox_capture('t1.orders'), outbox_capture('t1.orders')",
+    );
+    let error = client.batch_execute("select outbox_capture('t2.orders')").expect_err("the same name");
+    let error = error.as_db_error().expect("an error of the server");
+    assert_eq!(error.code().code(), "42710", "{error:?}");
+    let hint = error.hint().expect("a hint");
+    assert!(hint.contains("aggregate_type => 't2.orders'"), "{hint}");
+    client.run(
+        "select outbox_capture('t2.orders', aggregate_type => 't2.orders');
+         insert into t1.orders values (1); insert into t2.orders values (1);
+         select outbox_purge('orders', '1', 'tenant 1 asked for it', dry_run => false)",
+    );
+    assert_eq!(taken(&mut client), [r#"OrdersCreated 1 {"id": 1}"#]);
+    // The names that count are those that events have, not those of the tables now.
+    client.run("alter table t1.orders rename to sales; create table t1.orders (id int primary key)");
+    assert_eq!(refused(&mut client, "select outbox_capture('t1.orders')").0, "42710");
+    client.run("alter table t1.sales set schema t3; alter schema t3 rename to t4");
+    assert_eq!(refused(&mut client, "select outbox_capture('t1.orders')").0, "42710");
+    // Both are the same things, as their owner says.
+    client.run("select outbox_capture('t1.orders', aggregate_type => 'orders'), outbox_uncapture('t1.orders')");
+    client.run("select outbox_capture('t4.sales'), outbox_capture('t1.orders')");
+    // A table and its partitions are one.
+    client.run(
+        "create table t1.part (id int primary key) partition by range (id);
+         create schema t5; create table t5.part partition of t1.part for values from (1) to (9);
+         select outbox_capture('t1.part'), outbox_capture('t5.part'), outbox_capture('t1.part')",
+    );
+}
+
 #[test]
 fn every_kind_of_write_is_captured() {
     let cluster = server();
