@@ -190,7 +190,7 @@ deb rpm: package-tools ## packages of the extension and of outboxctl, in target/
 release: package-tools ## packages for all servers here, checksums, SBOMs, and the tag; FLAGS=--dry-run tags nothing
 	@packaging/release.sh $(FLAGS) $(RELEASE)
 
-sql: ## make the install script and the update script of sql/src and sql/update
+sql: ## make the install script of sql/src, and the update script if sql/update has one to this version
 	@tests/support/build_sql.sh $(VERSION)
 
 lint: tools ## formatting and clippy, warnings denied
@@ -233,6 +233,7 @@ private: servers # a copy of the installed server under target/ with this extens
 	@mkdir -p target
 	@tests/support/mirror_pg.sh $(PG_CONFIG_PATH) target/private/pg$(PG_MAJOR) > target/private.root || { cat target/private.root; exit 1; }
 	@$(MAKE) --no-print-directory build PG_CONFIG=$(PG_CONFIG_PATH) PROFILE=$(PROFILE)
+	@rm -f $$(tail -n 1 target/private.root)$$($(PG_CONFIG) --sharedir)/extension/outbox--*.sql
 	@$(MAKE) --no-print-directory install DESTDIR=$$(tail -n 1 target/private.root) PG_CONFIG=$(PG_CONFIG_PATH) PROFILE=$(PROFILE)
 
 RUN = OUTBOX_PG_ROOT=$$(tail -n 1 target/private.root) \

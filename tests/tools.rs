@@ -65,7 +65,8 @@ fn make_install_after_make_needs_no_cargo() {
         .output()
         .expect("find");
     let installed = String::from_utf8_lossy(&installed.stdout).into_owned();
-    for file in ["outbox.so", "outbox.control", "outbox--0.1.0--0.2.0.sql"] {
+    let script = concat!("outbox--", env!("CARGO_PKG_VERSION"), ".sql");
+    for file in ["outbox.so", "outbox.control", script] {
         assert!(installed.contains(&format!("/{file}\n")), "no {file} in {installed}");
     }
     let (succeeds, stderr) = install(&["LIBRARY=/nonexistent/liboutbox.so".to_owned()]);

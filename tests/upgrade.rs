@@ -1,5 +1,8 @@
 //! Tests of an upgrade: `alter extension outbox update` under load gives what a fresh install gives and loses nothing,
-//! and a library and an extension of different versions deliver and say so.
+//! and a library and an extension of different versions deliver and say so. The update is that to a next version, which
+//! upgrade/next.rs makes.
+
+mod next;
 
 use std::process::Command;
 use std::time::SystemTime;
@@ -11,10 +14,12 @@ use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
 use support::oracle::{Arrived, Fate, Sent, judge};
 use support::{Broker, Cluster, Consumer, Installation, Mode, Proxy, StopMode, process};
-use support::{DB, Event, exchange_and_queue, health, wait_drained, wait_healthy, wait_published, wait_true};
+use support::{
+    DB, Event, Session as _, exchange_and_queue, health, wait_drained, wait_healthy, wait_published, wait_true,
+};
 
-/// The first version. Updates begin here.
-const FIRST: &str = "0.1.0";
+use self::next::{NEXT, Next};
+
 const OWN: &str = env!("CARGO_PKG_VERSION");
 const CATALOG: &str = include_str!("upgrade/catalog.sql");
 
@@ -33,12 +38,11 @@ fn start(builder: ClusterBuilder, conf: &[String]) -> Cluster {
     conf.iter().fold(builder, |builder, line| builder.conf(line)).start()
 }
 
-/// A server with this library, and the extension of an earlier version in its database.
-fn cluster_of(version: &str, broker: &Broker, broker_port: u16, exchange: &str) -> Cluster {
-    let conf = configuration(broker, broker_port, exchange);
-    let cluster = start(Cluster::builder().conf("outbox.max_attempts = 1"), &conf);
-    cluster.exec(DB, &format!("create extension outbox version '{version}'"));
-    support::wait_connected(&cluster);
+/// A server with the library of the next version, and the extension of this one.
+fn before_the_update(next: &Next, conf: &[String]) -> Cluster {
+    next.install_library();
+    let cluster = start(Cluster::builder().installation(next.installation()), conf);
+    cluster.exec(DB, &format!("create extension outbox version '{OWN}'"));
     cluster
 }
 
@@ -64,7 +68,10 @@ fn an_update_under_load_gives_a_fresh_install_and_delivers_every_message() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
-    let cluster = cluster_of(FIRST, broker, proxy.port(), &exchange);
+    let next = Next::install();
+    let [url, name] = configuration(broker, proxy.port(), &exchange);
+    let cluster = before_the_update(&next, &[url, name, "outbox.max_attempts = 1".to_owned()]);
+    support::wait_connected(&cluster);
     cluster.publish(Event::new("published").key("1"));
     wait_published(&cluster, 1);
 
@@ -87,7 +94,7 @@ fn an_update_under_load_gives_a_fresh_install_and_delivers_every_message() {
     assert_eq!((count(&cluster, "published"), count(&cluster, "dead")), (1, 1));
 
     cluster.exec(DB, "alter extension outbox update");
-    assert_eq!(version(&cluster), OWN);
+    assert_eq!(version(&cluster), NEXT);
     load.wait_for_more(20);
     proxy.mode(Mode::Pass);
     proxy.reset_all();
@@ -164,10 +171,8 @@ create trigger placed after insert on app.orders for each row execute function a
 create table app.captured (id integer primary key);
 select "Out Box".outbox_capture('app.captured');
 create server audit foreign data wrapper outbox_amqp options (url 'amqp://localhost');
-create server search foreign data wrapper outbox_amqp options (url 'amqp://localhost');
-select "Out Box".outbox_attach('"Out Box".outbox_events', destination => 'audit', when_sql => $$type = 'by the trigger'$$),
-       "Out Box".outbox_attach('"Out Box".outbox_events', destination => 'search', when_sql => 'seq > 3'),
-       "Out Box".outbox_attach('"Out Box".outbox_events', when_sql => $$type = 'inserted'$$);
+select "Out Box".outbox_subscribe('audit', when_sql => $$type = 'by the trigger'$$);
+create view app.notes as select n.seq from "Out Box".outbox_open_transactions() n (seq);
 create role auditor;
 grant select on "Out Box".outbox_health to auditor;
 grant execute on function "Out Box".outbox_retry to auditor;
@@ -177,8 +182,13 @@ revoke select on "Out Box".outbox_status from outbox_monitor;
 
 #[test]
 fn an_update_keeps_what_users_and_a_dba_made_in_any_schema() {
-    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
-    for (database, version) in [(DB, FIRST), ("updated", FIRST), ("fresh", OWN)] {
+    let next = Next::install();
+    next.install_library();
+    let cluster = Cluster::builder()
+        .installation(next.installation())
+        .conf("outbox.workers = 0")
+        .start();
+    for (database, version) in [(DB, OWN), ("updated", OWN), ("fresh", NEXT)] {
         if database != DB {
             cluster.exec("postgres", &format!("create database {database}"));
         }
@@ -209,12 +219,7 @@ fn an_update_keeps_what_users_and_a_dba_made_in_any_schema() {
         .filter(|object| !after.contains(object))
         .map(|(name, _)| name);
     let lost: Vec<&str> = lost.map(|name| name.split('(').next().unwrap_or_default()).collect();
-    let changed = [
-        "function outbox_publish",
-        "function outbox_store",
-        "table outbox_policies",
-    ];
-    let changed = changed.map(|name| name.replace("outbox_", r#""Out Box".outbox_"#));
+    let changed = [r#"function "Out Box".outbox_publish"#];
     assert_eq!(lost, changed, "the update made others of them");
     let kept: String = cluster.query_one(
         DB,
@@ -244,8 +249,6 @@ fn an_update_keeps_what_users_and_a_dba_made_in_any_schema() {
         "select string_agg(type || ' to ' || destination, ', ' order by seq, destination) from app.outbox_messages
          where status = 'ready'",
     );
-    // Of the policies on outbox_events only that one could become a subscription that says which events go to a further
-    // destination.
     assert_eq!(
         types,
         "by the default to default, by the trigger to audit, by the trigger to default, by the function to default, \
@@ -262,35 +265,40 @@ fn an_update_keeps_what_users_and_a_dba_made_in_any_schema() {
 }
 
 #[test]
-fn a_session_that_is_open_during_the_update_follows_the_subscriptions_that_it_makes() {
-    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
-    cluster.exec(DB, &format!("create extension outbox version '{FIRST}'"));
+fn a_session_that_is_open_during_the_update_enqueues_and_is_delivered_by_what_it_makes() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let consumer = Consumer::new(broker, &queue);
+    let next = Next::install();
+    let cluster = before_the_update(&next, &configuration(broker, broker.port(), &exchange));
     cluster.exec(
         DB,
-        "create server audit foreign data wrapper outbox_http options (url 'https://audit.example/');
-         create table item (id integer primary key);
-         select outbox_capture('item'), outbox_attach('outbox_events', destination => 'audit')",
+        "create table item (id integer primary key); select outbox_capture('item')",
     );
     let mut open = cluster.connect(DB);
-    let mut insert = |id: i32| {
-        let sql = format!("insert into item values ({id})");
-        open.batch_execute(&sql).expect(&sql);
-        cluster.query_one::<i64>(DB, "select count(*) from outbox where destination = 'audit'")
+    let mut write = |number: i32| {
+        open.run(&format!("insert into item values ({number})"));
+        open.run(&format!("select outbox_publish('{number}', '{{}}')"));
+        [consumer.next().kind, consumer.next().kind].map(Option::unwrap)
     };
-    assert_eq!(insert(1), 1);
+    assert_eq!(write(1), ["ItemCreated", "1"]);
     cluster.exec(DB, "alter extension outbox update");
-    assert_eq!(insert(2), 2);
+    assert_eq!(write(2), ["ItemCreated", "2"]);
+    wait_published(&cluster, 4);
+    let notes: Vec<Option<String>> =
+        cluster.query_one(DB, "select array_agg(note order by published_at) from outbox_history");
+    assert_eq!(notes, vec![Some("none".to_owned()); 4], "the new column of the history");
 }
 
 #[test]
-fn the_library_has_every_function_of_earlier_versions() {
+fn the_library_has_every_function_of_each_version_that_can_be_created() {
     let cluster = Cluster::builder().conf("outbox.workers = 0").start();
     let versions: Vec<String> = {
-        let sql = "select distinct source from pg_extension_update_paths('outbox') where path is not null";
+        let sql = "select version from pg_available_extension_versions where name = 'outbox'";
         let rows = cluster.connect(DB).query(sql, &[]).expect("the versions");
         rows.iter().map(|row| row.get(0)).collect()
     };
-    assert!(versions.contains(&FIRST.to_owned()), "{versions:?}");
+    assert!(versions.contains(&OWN.to_owned()), "{versions:?}");
     for version in versions {
         cluster.exec(DB, &format!("create extension outbox version '{version}'"));
         // The validator of C functions looks each one up in the library.
@@ -338,48 +346,43 @@ fn an_extension_of_another_version_than_the_library_is_delivered_and_health_says
     wait_healthy(&cluster, "version");
 }
 
-/// The statement by which a script refuses a library that is older than itself.
-fn refusal_of(script: &str) -> String {
-    let (_, rest) = script.split_once("do $library$").expect("a check of the library");
-    let (body, _) = rest.split_once("$library$;").expect("its end");
-    format!("do $library${body}$library$")
-}
-
 #[test]
-fn a_script_is_refused_while_the_server_runs_an_older_library() {
-    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
-    cluster.exec(DB, "create extension outbox");
-    let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../sql");
-    let scripts = std::fs::read_dir(directory).expect("sql/").filter_map(|entry| {
-        let path = entry.expect("an entry").path();
-        let name = path.file_name()?.to_str()?.to_owned();
-        // The first version had no check, and no version before it.
-        let is_script = name.ends_with(".sql") && name != format!("outbox--{FIRST}.sql");
-        is_script.then(|| (name, std::fs::read_to_string(&path).expect("a script")))
-    });
-    let refusals: Vec<(String, String)> = scripts.map(|(name, text)| (name, refusal_of(&text))).collect();
-    assert!(refusals.len() >= 2, "{refusals:?}");
-    let mut client = cluster.connect(DB);
-    for (name, statement) in &refusals {
-        assert_eq!(
-            statement, &refusals[0].1,
-            "{name} has another check than {}",
-            refusals[0].0
-        );
-    }
-    for (version, refused) in [("0.1.0", false), (OWN, false), ("0.10.0", true)] {
-        pretend(&mut client, version);
-        let answer = client.batch_execute(&refusals[0].1);
-        let error = answer.err().and_then(|error| error.as_db_error().cloned());
-        assert_eq!(error.is_some(), refused, "{version}: {error:?}");
-        if let Some(error) = error {
-            assert_eq!(error.code().code(), "55000");
+fn the_scripts_of_a_version_are_refused_while_the_server_runs_the_library_of_an_earlier_one() {
+    let next = Next::install();
+    let cluster = Cluster::builder()
+        .installation(next.installation())
+        .conf("outbox.workers = 0")
+        .start();
+    cluster.exec(DB, &format!("create extension outbox version '{OWN}'"));
+    cluster.exec(DB, "create database other");
+    let assert_refused = || {
+        for (database, statement) in [
+            (DB, "alter extension outbox update"),
+            ("other", "create extension outbox"),
+        ] {
+            let error = cluster.connect(database).batch_execute(statement).expect_err(statement);
+            let error = error.as_db_error().expect("an error of the server");
+            assert_eq!(error.code().code(), "55000", "{error:?}");
             let message =
-                format!("version {version} of the extension needs its library, and this server runs that of {OWN}");
+                format!("version {NEXT} of the extension needs its library, and this server runs that of {OWN}");
             assert_eq!(error.message(), message);
             assert_eq!(error.hint(), Some("Restart the server, then try again."));
         }
-    }
+    };
+    assert_refused();
+    next.install_library();
+    assert_refused();
+    assert_eq!(version(&cluster), OWN);
+    cluster.stop(StopMode::Fast);
+    cluster.start_again();
+    let (ok, problem) = health(&cluster, "version");
+    assert!(!ok && problem.contains(&format!("version {NEXT}")), "{problem}");
+    let remedy: String = cluster.query_one(DB, r#"select remedy from outbox_health where "check" = 'version'"#);
+    cluster.exec(DB, &remedy);
+    cluster.exec("other", "create extension outbox");
+    assert_eq!(version(&cluster), NEXT);
+    wait_healthy(&cluster, "version");
+    assert_equal(&cluster, DB, "other");
 }
 
 /// The installation of each major in turn, as `make test-pg-upgrade` names their bin directories.

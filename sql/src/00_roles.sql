@@ -20,8 +20,7 @@ load 'outbox';
 do $library$
 declare
   sql constant text := (select x.extversion from pg_catalog.pg_extension x where x.extname = 'outbox');
-  -- The library of 0.1.0 lacks the setting.
-  library constant text := coalesce(pg_catalog.current_setting('outbox.library_version', true), '0.1.0');
+  library constant text := pg_catalog.current_setting('outbox.library_version');
 begin
   if pg_catalog.string_to_array(library, '.')::integer[] < pg_catalog.string_to_array(sql, '.')::integer[] then
     raise exception 'version % of the extension needs its library, and this server runs that of %', sql, library

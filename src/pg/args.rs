@@ -31,12 +31,6 @@ impl Args {
         Self(fcinfo)
     }
 
-    /// How many there are: an earlier version of the function may have fewer.
-    pub fn count(&self) -> usize {
-        // SAFETY: promised in `new`.
-        unsafe { (*self.0).nargs as usize }
-    }
-
     pub fn text(&self, number: usize) -> Option<String> {
         // SAFETY: promised in `new`.
         unsafe { pgrx::fcinfo::pg_getarg::<SqlText>(self.0, number).map(SqlText::into_string) }

@@ -364,12 +364,6 @@ fn outbox_withdraw_unless_taken(destination: SqlText, partition: i16, seq: i64) 
     })
 }
 
-/// For the functions of version 0.1.0.
-#[pg_extern(sql = false)]
-fn outbox_is_fast_in_flight(destination: SqlText, partition: i16, seq: i64) -> bool {
-    !outbox_withdraw_unless_taken(destination, partition, seq)
-}
-
 #[pg_extern(sql = false)]
 fn outbox_is_taken(destination: SqlText, partition: i16, seq: i64) -> bool {
     let partition = Partition::new(i64::from(partition));
@@ -396,19 +390,6 @@ fn outbox_send_workers_away() -> bool {
     utility::send_workers_away(catalog::my_database(), true)
 }
 
-/// The standbys of outbox.standby_names that are missing, if messages wait for them, separated by commas; empty = none
-/// is named. NULL: enough are connected, or need not be.
-#[pg_extern(sql = false)]
-fn outbox_missing_standbys() -> Option<SqlText> {
-    let standbys = config::standbys()?;
-    if standbys.are_unnamed() {
-        return Some(String::new().into());
-    }
-    let connected = standbys::connected().unwrap_or_else(|error| error::internal(error).raise());
-    let missing = standbys.missing(&connected);
-    (!missing.is_empty()).then(|| missing.join(", ").into())
-}
-
 #[pg_extern(sql = false)]
 fn outbox_commit_position(xid: txn::Xid) -> i64 {
     txn::commit_position(xid) as i64
@@ -417,11 +398,6 @@ fn outbox_commit_position(xid: txn::Xid) -> i64 {
 #[pg_extern(sql = false)]
 fn outbox_system_identifier() -> i64 {
     catalog::system_identifier() as i64
-}
-
-#[pg_extern(sql = false)]
-fn outbox_registry() -> Vec<i64> {
-    transactions::flat()
 }
 
 #[pg_extern(sql = false)]
@@ -445,43 +421,7 @@ fn outbox_is_preloaded() -> bool {
     launcher::is_preloaded()
 }
 
-#[pg_extern(sql = false)]
-fn outbox_counters() -> Option<Vec<i64>> {
-    databases::my_database().map(|database| database.counters(now_us()).to_vec())
-}
-
-/// Four texts for each lane in which a message waits: destination, partition, seq of the first message, and when it was
-/// enqueued, in µs since 1970.
-#[pg_extern(sql = false)]
-fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<SqlText>> {
-    let Some(outbox) = OutboxLanes::open(statements(fcinfo).outbox_table) else {
-        return Vec::new();
-    };
-    transactions::reap();
-    let floors = databases::my_database().map(|database| (&database.floors, database.moves.read()));
-    let firsts = floors::read(&outbox, floors);
-    outbox.close();
-    let texts = firsts.into_iter().flat_map(|first| {
-        let (partition, seq) = (first.partition.to_string(), first.seq.to_string());
-        let enqueued_at_us = since_1970(first.enqueued_at).to_string();
-        [first.destination, partition, seq, enqueued_at_us]
-    });
-    texts.map(|text| Some(SqlText::from(text))).collect()
-}
-
-/// The seq of the first dead letter, or of the first dead letter that blocks other messages.
-#[pg_extern(sql = false)]
-fn outbox_first_dead(blocks: bool, fcinfo: pg_sys::FunctionCallInfo) -> Option<i64> {
-    let table = statements(fcinfo).dead_table;
-    let first = |floor| lane_scan::first_dead(table, blocks, floor);
-    match databases::my_database() {
-        Some(database) => database.floors.read_dead(blocks, first),
-        None => first(0),
-    }
-}
-
-/// The rows of an area of shared memory. The views in sql/src/50_views.sql and 51_monitoring.sql name their columns. The
-/// functions above and below that return one area are for the SQL of version 0.1.0.
+/// The rows of an area of shared memory. The views in sql/src/50_views.sql and 51_monitoring.sql name their columns.
 #[pg_extern(sql = false)]
 fn outbox_shared_memory(
     area: Option<SqlText>,
@@ -489,28 +429,32 @@ fn outbox_shared_memory(
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> SetOfIterator<'static, Vec<Option<SqlText>>> {
     let destination = destination.as_deref().unwrap_or_default();
+    let database = databases::my_database();
     let (values, width) = match area.as_deref().unwrap_or_default() {
         // -1: dead letters are not counted.
         "counters" => {
-            let counters = outbox_counters().unwrap_or_default().into_iter();
+            let counters = database.map(|database| database.counters(now_us()));
+            let counters = counters.into_iter().flatten();
             (texts(counters.map(|count| Some(count).filter(|count| *count != -1))), 9)
         }
         "server" => {
             let preloaded = Some(launcher::is_preloaded().to_string());
+            let obstacle = match database {
+                Some(database) => database.obstacle().map(str::to_owned),
+                None => databases::lacks_entry().then(|| "databases".to_owned()),
+            };
             let missing_slots = Some(launcher::missing_slots().to_string());
-            let [obstacle, missing_standbys] =
-                [outbox_server_state(), outbox_missing_standbys()].map(|text| text.map(SqlText::into_string));
-            (vec![preloaded, obstacle, missing_slots, missing_standbys], 4)
+            (vec![preloaded, obstacle, missing_slots, missing_standbys()], 4)
         }
         "transactions" => (texts(transactions::flat().into_iter().map(Some)), 4),
-        "first messages" if outbox_nothing_waits() => (Vec::new(), 4),
-        "first messages" => {
-            let first = outbox_first_waiting(fcinfo).into_iter();
-            (first.map(|text| text.map(SqlText::into_string)).collect(), 4)
-        }
-        "first dead letters" => (texts([false, true].map(|blocks| outbox_first_dead(blocks, fcinfo))), 2),
+        "first messages" if nothing_waits() => (Vec::new(), 4),
+        "first messages" => (first_messages(fcinfo), 4),
+        "first dead letters" => (texts([false, true].map(|blocks| first_dead(blocks, fcinfo))), 2),
         "errors" => (error_groups::here().unwrap_or_default(), 7),
-        "throughput" => (texts(outbox_recent_throughput().unwrap_or_default()), 5),
+        "throughput" => {
+            let throughput = database.map(|database| database.throughput.shown(now_us()));
+            (texts(throughput.into_iter().flatten()), 5)
+        }
         "passes" => (
             texts(workers::passes_here().unwrap_or_default().into_iter().map(Some)),
             14,
@@ -537,6 +481,52 @@ fn outbox_shared_memory(
     SetOfIterator::new(rows)
 }
 
+/// The standbys of outbox.standby_names that are missing, if messages wait for them, separated by commas; empty = none
+/// is named. None: enough are connected, or need not be.
+fn missing_standbys() -> Option<String> {
+    let standbys = config::standbys()?;
+    if standbys.are_unnamed() {
+        return Some(String::new());
+    }
+    let connected = standbys::connected().unwrap_or_else(|error| error::internal(error).raise());
+    let missing = standbys.missing(&connected);
+    (!missing.is_empty()).then(|| missing.join(", "))
+}
+
+fn nothing_waits() -> bool {
+    // All destinations are counted together, so if one was counted, all were.
+    databases::my_database().is_some_and(|database| database.pending.uncertain() <= 0)
+        && statistics::has_none(DEFAULT_DESTINATION)
+}
+
+/// For each lane in which a message waits: destination, partition, seq of the first message, and when it was enqueued, in
+/// µs since 1970.
+fn first_messages(call: trigger::Call) -> Vec<Option<String>> {
+    let Some(outbox) = OutboxLanes::open(statements(call).outbox_table) else {
+        return Vec::new();
+    };
+    transactions::reap();
+    let floors = databases::my_database().map(|database| (&database.floors, database.moves.read()));
+    let firsts = floors::read(&outbox, floors);
+    outbox.close();
+    let texts = firsts.into_iter().flat_map(|first| {
+        let (partition, seq) = (first.partition.to_string(), first.seq.to_string());
+        let enqueued_at_us = since_1970(first.enqueued_at).to_string();
+        [first.destination, partition, seq, enqueued_at_us]
+    });
+    texts.map(Some).collect()
+}
+
+/// The seq of the first dead letter, or of the first dead letter that blocks other messages.
+fn first_dead(blocks: bool, call: trigger::Call) -> Option<i64> {
+    let table = statements(call).dead_table;
+    let first = |floor| lane_scan::first_dead(table, blocks, floor);
+    match databases::my_database() {
+        Some(database) => database.floors.read_dead(blocks, first),
+        None => first(0),
+    }
+}
+
 fn texts<T: ToString>(values: impl IntoIterator<Item = Option<T>>) -> Vec<Option<String>> {
     values
         .into_iter()
@@ -547,48 +537,6 @@ fn texts<T: ToString>(values: impl IntoIterator<Item = Option<T>>) -> Vec<Option
 #[pg_extern(sql = false)]
 fn outbox_record_dead(more: i64, more_block: i64, seq: i64) {
     effects::dead_changed([more, more_block], seq);
-}
-
-#[pg_extern(sql = false)]
-fn outbox_nothing_waits() -> bool {
-    // All destinations are counted together, so if one was counted, all were.
-    databases::my_database().is_some_and(|database| database.pending.uncertain() <= 0)
-        && statistics::has_none(DEFAULT_DESTINATION)
-}
-
-#[pg_extern(sql = false)]
-fn outbox_recent_throughput() -> Option<Vec<Option<f64>>> {
-    databases::my_database().map(|database| database.throughput.shown(now_us()))
-}
-
-#[pg_extern(sql = false)]
-fn outbox_error_groups() -> Option<Vec<Option<SqlText>>> {
-    Some(
-        error_groups::here()?
-            .into_iter()
-            .map(|text| text.map(SqlText::from))
-            .collect(),
-    )
-}
-
-#[pg_extern(sql = false)]
-fn outbox_recent_passes() -> Option<Vec<i64>> {
-    workers::passes_here()
-}
-
-#[pg_extern(sql = false)]
-fn outbox_destination_stats(destination: SqlText) -> Option<Vec<Option<f64>>> {
-    statistics::of(&destination)
-}
-
-#[pg_extern(sql = false)]
-fn outbox_destination_latency(destination: SqlText) -> Option<Vec<f64>> {
-    statistics::latency_of(&destination)
-}
-
-#[pg_extern(sql = false)]
-fn outbox_destination_history(destination: SqlText) -> Option<Vec<i64>> {
-    statistics::history_of(&destination)
 }
 
 #[pg_extern(sql = false)]
@@ -659,19 +607,6 @@ fn outbox_leases_last(worker: SqlText) -> bool {
 #[pg_extern(sql = false)]
 fn outbox_claims_last(token: i64) -> bool {
     workers::claims_last(token)
-}
-
-#[pg_extern(sql = false)]
-fn outbox_missing_slots() -> i32 {
-    launcher::missing_slots() as i32
-}
-
-#[pg_extern(sql = false)]
-fn outbox_server_state() -> Option<SqlText> {
-    match databases::my_database() {
-        Some(database) => database.obstacle().map(SqlText::from),
-        None => databases::lacks_entry().then(|| SqlText::from("databases")),
-    }
 }
 
 /// Returns the reason if a message with these texts can never be sent.

@@ -50,8 +50,7 @@ pub enum IfExists {
 
 impl IfExists {
     pub fn of(args: &Args, has_own_id: bool) -> Result<Self, UserError> {
-        let given = (args.count() > IF_EXISTS).then(|| args.text(IF_EXISTS)).flatten(); // version 0.1.0 has no such argument
-        match given.as_deref() {
+        match args.text(IF_EXISTS).as_deref() {
             None | Some("error") => Ok(Self::Error),
             Some("skip") if has_own_id => Ok(Self::Skip),
             Some("skip") => Err(invalid(

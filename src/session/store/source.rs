@@ -4,7 +4,7 @@ use super::statements::{Statements, statements};
 use crate::error::{UserError, changed_since, internal};
 use crate::pg::spi::{Spi, SpiClient};
 use crate::pg::trigger::Call;
-use crate::pg::{catalog, guc, security, table, xact};
+use crate::pg::{catalog, guc, security, table};
 use crate::store::source::{PARTS, Source};
 use std::rc::Rc;
 
@@ -28,11 +28,7 @@ pub(super) fn of(statements: &Statements) -> Result<Option<Rc<Source>>, UserErro
         return Ok(Some(Rc::clone(source)));
     }
     let source = Rc::new(read(statements)?);
-    // An older snapshot may show an older source: outbox_source_set() of 0.1.0, which has no subscriptions, keeps the row
-    // for it.
-    if !xact::keeps_snapshot() || statements.subscription_table().is_some() {
-        statements.source.replace(Some((changes, Rc::clone(&source))));
-    }
+    statements.source.replace(Some((changes, Rc::clone(&source))));
     Ok(Some(source))
 }
 

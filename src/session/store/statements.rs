@@ -7,7 +7,7 @@ use crate::pg::{catalog, xact};
 use crate::store::source::Source;
 use crate::store::subscriptions::Subscribed;
 use pgrx::spi::quote_identifier;
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -25,8 +25,7 @@ pub struct Statements {
     pub outbox_table: u32,
     pub waiting_table: u32,
     pub dead_table: u32,
-    /// 0: version 0.1.0 has none, and may be updated at any time.
-    subscription_table: Cell<u32>,
+    pub subscription_table: u32,
     /// By whether they may take the fast path, and whether there is only one.
     pub insert_events: [[Prepared; 2]; 2],
     /// Of an event whose id may exist, by whether it may take the fast path.
@@ -92,7 +91,7 @@ pub fn statements(fcinfo: Call) -> &'static Statements {
                 outbox_table: table(c"outbox"),
                 waiting_table: table(c"outbox_waiting"),
                 dead_table: table(c"outbox_dead"),
-                subscription_table: Default::default(),
+                subscription_table: table(c"outbox_subscriptions"),
                 insert_events: Default::default(),
                 insert_event_once: Default::default(),
                 read_seq: Default::default(),
@@ -109,15 +108,6 @@ pub fn statements(fcinfo: Call) -> &'static Statements {
 }
 
 impl Statements {
-    pub fn subscription_table(&self) -> Option<u32> {
-        if self.subscription_table.get() == 0 {
-            let schema = catalog::extension(c"outbox").schema;
-            let table = catalog::table_in(schema, c"outbox_subscriptions");
-            self.subscription_table.set(table);
-        }
-        Some(self.subscription_table.get()).filter(|table| *table != 0)
-    }
-
     /// Keeps the extension from being dropped, and its partitions from being changed, before this transaction ends.
     pub fn lock(&self) {
         xact::refuse_if_read_only();

@@ -31,10 +31,8 @@ pub(super) fn of_destination(statements: &Statements, destination: &str) -> Resu
         return Ok(None);
     }
     xact::accept_invalidations();
-    let Some(table) = statements.subscription_table() else {
-        return Ok(None);
-    };
-    let (changes, transaction) = (table::changes_from_now(table), xact::local_transaction());
+    let changes = table::changes_from_now(statements.subscription_table);
+    let transaction = xact::local_transaction();
     if let Some(kept) = &*statements.subscribed.borrow()
         && kept.changes == changes
         && kept.transaction.is_none_or(|kept| kept == transaction)
@@ -145,7 +143,5 @@ pub fn remove(call: Call, destination: &str) -> Result<bool, UserError> {
 
 /// The table has changed: all sessions read it again.
 pub fn changed(call: Call) {
-    if let Some(table) = statements(call).subscription_table() {
-        table::announce_change(table);
-    }
+    table::announce_change(statements(call).subscription_table);
 }
