@@ -160,18 +160,6 @@ comment on foreign data wrapper outbox_http is
   'Destinations of outbox that are URLs to which messages are posted. Secrets belong in a user mapping for the role of'
   ' the workers.';
 
--- A function that users call and other functions of the extension need has a second name in outbox_internal. In the schema
--- of the extension another role may create an overload with more arguments that have defaults, and the call is ambiguous.
-create function outbox_internal.body_problem(destination text)
-returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
-comment on function outbox_internal.body_problem(text) is
-  'outbox_body_problem(), as outbox_health and outbox_check call it.';
-create function @extschema@.outbox_body_problem(destination text)
-returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
-comment on function @extschema@.outbox_body_problem(text) is
-  'Why the function in the option body of a destination cannot be used, and the remedy; NULL if it can, or if none is'
-  ' named. outbox_health and outbox_check show it.';
-
 create table @extschema@.outbox_paused (
   destination text collate "C" primary key,
   since       timestamptz not null default pg_catalog.now(),
@@ -583,6 +571,8 @@ $$;
 comment on function outbox_internal.find_row(bigint, text, smallint[]) is
   'Where the row of a message is in outbox, in any partition; NULL if there is none.';
 
+-- A function that users call and other functions of the extension need has a second name in outbox_internal. In the schema
+-- of the extension another role may create an overload with more arguments that have defaults, and the call is ambiguous.
 create function outbox_internal.crc32(key text)
 returns bigint language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_crc32_wrapper';
 comment on function outbox_internal.crc32(text) is
@@ -4628,11 +4618,6 @@ select 'source', null, p.problem,
              group by s.relation) || ')'
 from (select outbox_internal.source_problem() as problem) p where p.problem is not null
 union all
-select 'bodies', d.destination, b.why[1] || ': the messages of this destination wait', b.why[2]
-from outbox_internal.destinations() d
-cross join lateral (select outbox_internal.body_problem(d.destination) as why) b
-where b.why is not null
-union all
 select 'paused', z.destination,
        format('%s by %s since %s%s', case when b.busy then format('pausing, %s in flight, paused', coalesce(f.n[1], '0'))
                                           else 'paused' end,
@@ -4778,7 +4763,7 @@ comment on view outbox_internal.problems is
 create view @extschema@.outbox_health as
 select c.name as "check", p.destination, p.problem is null as ok, p.problem collate "default" as problem, p.remedy
 from unnest('{preload,enabled,standby,version,standbys,identity,partitions,sequence,role,schema,workers,destination,database,'
-            'source,bodies,paused,broker,blocked,retrying,dead letters,keys,room,transactions,locks,lag}'::text[])
+            'source,paused,broker,blocked,retrying,dead letters,keys,room,transactions,locks,lag}'::text[])
        with ordinality c (name, n)
 left join outbox_internal.problems p on p."check" = c.name
 order by c.n, p.destination;
@@ -4878,7 +4863,6 @@ declare
   is_requested boolean := false;
   seen record;
   stale text := '';
-  body_problem text[];
 begin
   destination := coalesce(destination, 'default');
   select d.*, d.destination = 'default' and d.server is null as by_settings into described
@@ -4964,15 +4948,6 @@ begin
                  when ok then 'the options are valid' || stale
                  else 'not known: no worker has checked it' end;
   return next;
-
-  if exists (select from unnest(described.options) o where o like 'body=%') then
-    step := 'body';
-    body_problem := outbox_internal.body_problem(destination);
-    ok := body_problem is null;
-    detail := case when ok then 'its function can be called'
-                   else format('%s: %s', body_problem[1], body_problem[2]) end;
-    return next;
-  end if;
 
   step := 'connection';
   ok := case when seen.state = 'connected' then true when seen.state in ('down', 'blocked') then false end;
@@ -5062,7 +5037,7 @@ begin atomic
     select h."check", h.destination, h.problem, h.remedy, row_number() over () as n
     from outbox_internal.problems h
     where h."check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source', 'standbys', 'partitions',
-                                     'broker', 'blocked', 'destination', 'bodies', 'paused')
+                                     'broker', 'blocked', 'destination', 'paused')
   ), hindrance as materialized ( -- the problems of each message
     select m.destination, m.seq, p."check", p.destination as of_destination, p.problem, p.remedy, p.n
     from message m join problem p
@@ -5861,12 +5836,12 @@ grant select on
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded, @extschema@.outbox_open_transactions, @extschema@.outbox_not_adopted,
-  @extschema@.outbox_source_problem, @extschema@.outbox_body_problem, @extschema@.outbox_history_partitions,
+  @extschema@.outbox_source_problem, @extschema@.outbox_history_partitions,
   @extschema@.outbox_check, @extschema@.outbox_run_pass, @extschema@.outbox_why
   to outbox_monitor;
 -- The functions that those call as the caller, the views, and the statements of outboxctl.
 grant execute on function
-  outbox_internal.shared_memory, outbox_internal.not_adopted, outbox_internal.source_problem, outbox_internal.body_problem,
+  outbox_internal.shared_memory, outbox_internal.not_adopted, outbox_internal.source_problem,
   outbox_internal.history_partitions, outbox_internal.system_identifier, outbox_internal.schema_problem,
   outbox_internal.setting_command, outbox_internal.server_workers, outbox_internal.has_ended, outbox_internal.leases_last,
   outbox_internal.claims_last, outbox_internal.destinations, outbox_internal.blocked_lanes, outbox_internal.request_recheck,

@@ -308,7 +308,6 @@ pub fn default_target() -> Target {
         },
         allow: AllowList::parse(&string(&HTTP_ALLOW)).expect("the check hook let nothing else pass"),
         format: Format::default(),
-        body: None,
         statics: Statics::default(),
         rules: Rules {
             retry: RetryPolicy {

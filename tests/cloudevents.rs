@@ -105,7 +105,6 @@ fn events() -> impl Iterator<Item = (Pointer, Event)> {
             correlation_id: sometimes(5),
             created_at: format!("2026-11-21T05:12:18.{n:06}Z"),
             created_at_s: 1_795_237_938,
-            body: None,
         };
         let key = sometimes(6);
         let pointer = Pointer {

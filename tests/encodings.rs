@@ -223,7 +223,7 @@ fn an_sql_ascii_database_delivers_text_that_is_utf8() {
 }
 
 #[test]
-fn destinations_sources_and_functions_with_names_of_the_encoding_work() {
+fn destinations_and_sources_with_names_of_the_encoding_work() {
     let (encoding, word) = LATIN1;
     let served = served(encoding);
     let (exchange, url) = (&served.exchange, served.broker.url());
@@ -242,16 +242,11 @@ fn destinations_sources_and_functions_with_names_of_the_encoding_work() {
     let bodies = served.bodies();
     assert_eq!(names(&bodies), [word]);
     assert_eq!(bodies[0]["type"], "Évé");
-    served
-        .session().run(&format!(
-            r#"select outbox_source_reset();
-               create function "café"."corps"(event jsonb) returns jsonb language sql immutable
-                 as $$ select jsonb_build_object('payload', jsonb_build_object('name', event->'payload'->>'name' || 'é')) $$;
-               alter function "café"."corps"(jsonb) owner to "rené"; grant "rené" to current_user;
-               alter server "señor" options (add body 'café.corps');
+    served.session().run(&format!(
+        r#"select outbox_source_reset();
                select outbox_publish('T', '{{"name": "{word}"}}', 'o', 'é', destination => 'señor');"#
-        ));
-    assert_eq!(names(&served.bodies()), [format!("{word}é")]);
+    ));
+    assert_eq!(names(&served.bodies()), [word]);
     let refused = served.refused("select outbox_publish('T', '{}', destination => 'niño')");
     assert_eq!(refused.code(), &SqlState::UNDEFINED_OBJECT);
     assert!(refused.message().contains("ni\\u00f1o"), "{refused:?}");

@@ -172,32 +172,6 @@ fn a_large_event_of_a_source_is_claimed_once_with_many_waiting() {
     assert_no_temporary_file(&cluster);
 }
 
-#[test]
-fn a_large_body_of_a_function_is_made_only_for_claimed_messages() {
-    let broker = Broker::shared();
-    let cluster = cluster(&[]);
-    cluster.exec(
-        DB,
-        &format!(
-            "create role shop; create schema shop authorization shop; set role shop;
-             create function shop.whole(event jsonb) returns jsonb language sql immutable as $$ select {BODY} $$;
-             reset role;
-             create server other foreign data wrapper outbox_amqp options (exchange '{}', body 'shop.whole')",
-            exchange(broker)
-        ),
-    );
-    let drain = work_of_a_drain(&cluster, 240, |count| {
-        cluster.exec(
-            DB,
-            &format!(
-                "select outbox_publish('T', '{{}}', 'o', i::text, destination => 'other') from generate_series(1, {count}) i"
-            ),
-        );
-    });
-    assert_claimed_once(drain);
-    assert_no_temporary_file(&cluster);
-}
-
 /// Makes a relay fetch and mark all messages, with fetches that ask for more than exist. Returns the largest number of
 /// messages in a fetch, and the work of all fetches.
 fn work_of_a_relay(cluster: &Cluster, count: i32, make: impl Fn(i32)) -> (i64, Work) {

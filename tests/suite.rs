@@ -1,6 +1,5 @@
 //! The black-box tests. Each module begins with the question that it answers.
 
-mod bodies;
 mod brokers;
 mod capture;
 mod copies;

@@ -34,7 +34,7 @@ const RULES: [Rule; 8] = [
         |path, line| {
             path.starts_with("src/") && RISKY.split(' ').any(|name| says(line, name)) && !line.contains("use ")
         },
-        ("src/store/body.rs", "let cursor = client.find_cursor(name)?;"),
+        ("src/store/source.rs", "let cursor = client.find_cursor(name)?;"),
     ),
     (
         "text that is not converted by src/pg/text.rs",
@@ -46,7 +46,7 @@ const RULES: [Rule; 8] = [
                 .any(|way| line.contains(way));
             path.starts_with("src/") && !is_border && (prelude || raw) && !line.ends_with("::quote_identifier;")
         },
-        ("src/store/body.rs", "use pgrx::spi::{SpiClient, quote_identifier};"),
+        ("src/store/source.rs", "use pgrx::spi::{SpiClient, quote_identifier};"),
     ),
     (
         "pgrx below crates/, where code may run on another thread than the main one",

@@ -21,18 +21,6 @@ comment on foreign data wrapper outbox_http is
   'Destinations of outbox that are URLs to which messages are posted. Secrets belong in a user mapping for the role of'
   ' the workers.';
 
--- A function that users call and other functions of the extension need has a second name in outbox_internal. In the schema
--- of the extension another role may create an overload with more arguments that have defaults, and the call is ambiguous.
-create function outbox_internal.body_problem(destination text)
-returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
-comment on function outbox_internal.body_problem(text) is
-  'outbox_body_problem(), as outbox_health and outbox_check call it.';
-create function @extschema@.outbox_body_problem(destination text)
-returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
-comment on function @extschema@.outbox_body_problem(text) is
-  'Why the function in the option body of a destination cannot be used, and the remedy; NULL if it can, or if none is'
-  ' named. outbox_health and outbox_check show it.';
-
 create table @extschema@.outbox_paused (
   destination text collate "C" primary key,
   since       timestamptz not null default pg_catalog.now(),

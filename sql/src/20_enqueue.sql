@@ -29,6 +29,8 @@ $$;
 comment on function outbox_internal.find_row(bigint, text, smallint[]) is
   'Where the row of a message is in outbox, in any partition; NULL if there is none.';
 
+-- A function that users call and other functions of the extension need has a second name in outbox_internal. In the schema
+-- of the extension another role may create an overload with more arguments that have defaults, and the call is ambiguous.
 create function outbox_internal.crc32(key text)
 returns bigint language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_crc32_wrapper';
 comment on function outbox_internal.crc32(text) is

@@ -700,11 +700,6 @@ select 'source', null, p.problem,
              group by s.relation) || ')'
 from (select outbox_internal.source_problem() as problem) p where p.problem is not null
 union all
-select 'bodies', d.destination, b.why[1] || ': the messages of this destination wait', b.why[2]
-from outbox_internal.destinations() d
-cross join lateral (select outbox_internal.body_problem(d.destination) as why) b
-where b.why is not null
-union all
 select 'paused', z.destination,
        format('%s by %s since %s%s', case when b.busy then format('pausing, %s in flight, paused', coalesce(f.n[1], '0'))
                                           else 'paused' end,
@@ -850,7 +845,7 @@ comment on view outbox_internal.problems is
 create view @extschema@.outbox_health as
 select c.name as "check", p.destination, p.problem is null as ok, p.problem collate "default" as problem, p.remedy
 from unnest('{preload,enabled,standby,version,standbys,identity,partitions,sequence,role,schema,workers,destination,database,'
-            'source,bodies,paused,broker,blocked,retrying,dead letters,keys,room,transactions,locks,lag}'::text[])
+            'source,paused,broker,blocked,retrying,dead letters,keys,room,transactions,locks,lag}'::text[])
        with ordinality c (name, n)
 left join outbox_internal.problems p on p."check" = c.name
 order by c.n, p.destination;

@@ -23,7 +23,6 @@ declare
   is_requested boolean := false;
   seen record;
   stale text := '';
-  body_problem text[];
 begin
   destination := coalesce(destination, 'default');
   select d.*, d.destination = 'default' and d.server is null as by_settings into described
@@ -109,15 +108,6 @@ begin
                  when ok then 'the options are valid' || stale
                  else 'not known: no worker has checked it' end;
   return next;
-
-  if exists (select from unnest(described.options) o where o like 'body=%') then
-    step := 'body';
-    body_problem := outbox_internal.body_problem(destination);
-    ok := body_problem is null;
-    detail := case when ok then 'its function can be called'
-                   else format('%s: %s', body_problem[1], body_problem[2]) end;
-    return next;
-  end if;
 
   step := 'connection';
   ok := case when seen.state = 'connected' then true when seen.state in ('down', 'blocked') then false end;

@@ -100,12 +100,12 @@ grant select on
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded, @extschema@.outbox_open_transactions, @extschema@.outbox_not_adopted,
-  @extschema@.outbox_source_problem, @extschema@.outbox_body_problem, @extschema@.outbox_history_partitions,
+  @extschema@.outbox_source_problem, @extschema@.outbox_history_partitions,
   @extschema@.outbox_check, @extschema@.outbox_run_pass, @extschema@.outbox_why
   to outbox_monitor;
 -- The functions that those call as the caller, the views, and the statements of outboxctl.
 grant execute on function
-  outbox_internal.shared_memory, outbox_internal.not_adopted, outbox_internal.source_problem, outbox_internal.body_problem,
+  outbox_internal.shared_memory, outbox_internal.not_adopted, outbox_internal.source_problem,
   outbox_internal.history_partitions, outbox_internal.system_identifier, outbox_internal.schema_problem,
   outbox_internal.setting_command, outbox_internal.server_workers, outbox_internal.has_ended, outbox_internal.leases_last,
   outbox_internal.claims_last, outbox_internal.destinations, outbox_internal.blocked_lanes, outbox_internal.request_recheck,

@@ -356,48 +356,6 @@ pub fn owner_of_table(table: u32) -> u32 {
     owner.map_or(0, Oid::to_u32)
 }
 
-/// A function that a user named in the settings or a destination.
-#[derive(Clone, Copy, PartialEq)]
-pub struct Function {
-    pub oid: u32,
-    pub owner: u32,
-    /// The OID of the type that it returns.
-    pub returns: u32,
-    /// Whether it is a function, no procedure or aggregate, and returns one value.
-    pub is_plain: bool,
-}
-
-/// The function with this name and one argument of this type. Inside a transaction.
-pub fn function(schema: &str, name: &str, argument: u32) -> Option<Function> {
-    let (schema, name) = (text::to_c_string(schema), text::to_c_string(name));
-    let arguments = [Oid::from(argument)];
-    // SAFETY: a syscache lookup; the columns are copied before the tuple is released.
-    unsafe {
-        let schema = pg_sys::get_namespace_oid(schema.as_ptr(), true);
-        if schema == pg_sys::InvalidOid {
-            return None;
-        }
-        let tuple = pg_sys::SearchSysCache3(
-            CacheId::PROCNAMEARGSNSP as i32,
-            name.as_ptr().into(),
-            pg_sys::buildoidvector(arguments.as_ptr(), 1).into(),
-            schema.into(),
-        );
-        if tuple.is_null() {
-            return None;
-        }
-        let form = pg_sys::GETSTRUCT(tuple) as *mut pg_sys::FormData_pg_proc;
-        let function = Function {
-            oid: (*form).oid.to_u32(),
-            owner: (*form).proowner.to_u32(),
-            returns: (*form).prorettype.to_u32(),
-            is_plain: (*form).prokind as u8 == pg_sys::PROKIND_FUNCTION && !(*form).proretset,
-        };
-        pg_sys::ReleaseSysCache(tuple);
-        Some(function)
-    }
-}
-
 /// A foreign server.
 pub struct Server {
     pub oid: u32,

@@ -1,13 +1,11 @@
-//! The options of a destination, as CREATE SERVER and CREATE USER MAPPING declare them, and the function that makes its
-//! bodies. Called by SQL in a user's backend, on its main thread.
+//! The options of a destination, as CREATE SERVER and CREATE USER MAPPING declare them. Called by SQL in a user's backend, on
+//! its main thread.
 
 use crate::config;
 use crate::error::{self, UserError};
-use crate::pg::args::{SqlText, SqlTexts};
+use crate::pg::args::SqlTexts;
 use crate::pg::catalog::{self, Oid, OptionsOf};
-use crate::pg::security;
-use crate::store::{self, body};
-use outbox_transport::BodyFunction;
+use crate::store;
 use outbox_transport::target::{self, Kind, Level};
 use pgrx::prelude::*;
 
@@ -42,13 +40,7 @@ fn check_options(kind: Kind, options: SqlTexts, catalog: Oid) {
         };
         UserError::new(sqlstate, refused.message, refused.hint).raise();
     }
-    // Not an error: a dump that is restored without owners would lose the server.
-    if let Some(body) = body_of(kind, &options)
-        && let Err(why) = body::check(&body, security::current_user())
-    {
-        error::warning(format!("no message can be sent there yet: {}", why.message), why.hint);
-    }
-    // Nor this: a dump is restored before the setting is made.
+    // Not an error: a dump is restored before the setting is made.
     if let Ok(target) = target::described(kind, &config::default_target(), &options, &[])
         && let Some((host, why)) = target.refused_host()
     {
@@ -58,22 +50,6 @@ fn check_options(kind: Kind, options: SqlTexts, catalog: Oid) {
             hint,
         );
     }
-}
-
-/// The function that makes the bodies of a destination with these options.
-fn body_of(kind: Kind, options: &target::Options) -> Option<BodyFunction> {
-    target::described(kind, &target::Target::default(), options, &[])
-        .ok()?
-        .body
-}
-
-/// Returns what is wrong with the function of a destination, and the remedy.
-#[pg_extern(sql = false)]
-fn outbox_body_problem(destination: SqlText) -> Option<Vec<SqlText>> {
-    let server = store::server_of(&destination)?;
-    let body = body_of(Kind::of_wrapper(&server.wrapper)?, &server.options)?;
-    let problem = body::problem(&destination, &body)?;
-    Some(vec![problem.message.into(), problem.hint.into()])
 }
 
 /// Options in the form of the catalogs: `name=value` each.

@@ -1,7 +1,6 @@
 //! SQL that sessions and workers run, and rules that must be the same in both. `source` reads events from a user's relation,
-//! `body` calls a user's function, `rows` has the columns of tables that are written without a statement, `standbys` reads how much WAL they have, `statement` keeps prepared statements, `subscriptions` asks the conditions of subscriptions. Called on the main thread, inside a transaction.
+//! `rows` has the columns of tables that are written without a statement, `standbys` reads how much WAL they have, `statement` keeps prepared statements, `subscriptions` asks the conditions of subscriptions. Called on the main thread, inside a transaction.
 
-pub mod body;
 pub mod rows;
 pub mod source;
 pub mod standbys;

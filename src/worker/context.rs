@@ -6,7 +6,6 @@ use crate::shared::statistics::DestinationStats;
 use crate::shared::{databases, workers};
 use crate::worker::store::Store;
 use outbox_core::throughput::DeliveryTimes;
-use outbox_transport::BodyFunction;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
@@ -30,8 +29,6 @@ pub struct ServedDestination {
     pub stats: DestinationStats,
     /// Delivery times of confirmed messages that are not settled yet.
     pub took: DeliveryTimes,
-    /// The function that makes the bodies, if the destination names one.
-    pub body: Option<BodyFunction>,
 }
 
 impl WorkerContext {
@@ -56,7 +53,6 @@ impl WorkerContext {
                 .or_insert_with(|| ServedDestination {
                     stats: DestinationStats::of(name),
                     took: DeliveryTimes::default(),
-                    body: None,
                 }),
         )
     }

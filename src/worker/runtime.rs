@@ -341,23 +341,14 @@ impl outbox_worker::Runtime for ServerRuntime {
         served.retain(|name, _| destinations.contains(&name.as_str()));
     }
 
-    fn describe(&self, destination: &str, target: Result<&Target, &str>, limits: &Limits) {
+    fn limit(&self, destination: &str, limits: &Limits) {
         self.context.with_destination(destination, |served| {
-            served.body = target.ok().and_then(|target| target.body.clone());
             served.stats.set_max_pending(limits.max_pending);
         });
     }
 
     fn start(&self, target: &Target, connection: &str) -> Result<Started, NotStarted> {
         self.starter.start(target, connection)
-    }
-
-    fn body_rests_ms(&self, destination: &str) -> Option<u32> {
-        self.context.store.bodies.rests_ms(destination)
-    }
-
-    fn is_body_unusable(&self, destination: &str) -> bool {
-        self.context.store.bodies.is_unusable(destination)
     }
 
     fn confirmed(&self, pointer: &Pointer, at_us: i64) {

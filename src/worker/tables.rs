@@ -14,24 +14,22 @@ use outbox_core::settle::{Blocks, Disposition};
 use outbox_worker::protocol::{ClaimedBatch, WorkerProtocol};
 
 impl WorkerContext {
-    /// Runs a claim of a destination, in a transaction. Records the WAL position of what it read. `unclaim`: what happens to
-    /// messages whose events or bodies cannot be read now.
+    /// Runs a claim in a transaction. Records the WAL position of what it read. `unclaim`: what happens to messages whose
+    /// events cannot be read now.
     fn run_claim<T>(
         &self,
-        destination: &str,
         timeout: StatementTimeout,
         unclaim: &Disposition,
         claim: impl FnOnce(&WorkerProtocol<SpiDb>) -> SpiResult<(ClaimedBatch, T)>,
     ) -> Result<(Batch, T), TransactionFailure> {
-        let body = self.with_destination(destination, |served| served.body.clone());
         let (claimed, more) = in_transaction(c"outbox: claim", Durability::Relaxed, || {
             if timeout == StatementTimeout::Short {
                 txn::set_locally(c"lock_timeout", c"20ms");
             }
-            self.store.check_before_claim(destination, body.as_ref());
+            self.store.check_before_claim();
             let (mut claimed, more) = claim(&self.store.protocol)?;
             let batch = &mut claimed.batch;
-            self.store.complete(destination, body.as_ref(), batch, unclaim)?;
+            self.store.take_events(batch, unclaim)?;
             Ok((claimed, more))
         })?;
         self.wal_position.set(self.wal_position.get().max(claimed.wal_position));
@@ -66,7 +64,7 @@ impl Tables for WorkerContext {
     }
 
     fn claim(&self, destination: &str, lanes: &[Lane], timeout: StatementTimeout) -> Result<Batch, TransactionFailure> {
-        self.run_claim(destination, timeout, &release(), |protocol| {
+        self.run_claim(timeout, &release(), |protocol| {
             Ok((protocol.claim(destination, lanes)?, ()))
         })
         .map(|(batch, ())| batch)
@@ -74,7 +72,7 @@ impl Tables for WorkerContext {
 
     fn claim_unleased(&self, destination: &str, limit: u32) -> Result<Batch, TransactionFailure> {
         let (token, ttl_s) = (self.row_token, self.settings.borrow().claim_ttl_s);
-        self.run_claim(destination, StatementTimeout::Usual, &release(), |protocol| {
+        self.run_claim(StatementTimeout::Usual, &release(), |protocol| {
             Ok((protocol.claim_unleased(destination, token, ttl_s, limit)?, ()))
         })
         .map(|(batch, ())| batch)
@@ -88,7 +86,7 @@ impl Tables for WorkerContext {
         limit: u32,
     ) -> Result<(Batch, bool), TransactionFailure> {
         let claim = |protocol: &WorkerProtocol<SpiDb>| protocol.claim_waiting(key, epoch, read_limit, limit);
-        self.run_claim(&key.destination, StatementTimeout::Usual, &Disposition::Wait, claim)
+        self.run_claim(StatementTimeout::Usual, &Disposition::Wait, claim)
     }
 
     fn bring_due(&self, leases: Option<&[HeldLease]>) -> Result<DueMessages, TransactionFailure> {

@@ -109,11 +109,15 @@ fn a_stuck_message_is_found_and_fixed_with_two_commands() {
 #[test]
 fn show_has_the_remedy_of_the_check_of_a_destination() {
     let stage = support::Stage::new(&[]);
-    stage.destination(stage.broker, "audit", "body 'public.missing'");
+    let broken = format!(
+        "create server audit foreign data wrapper outbox_amqp options (url 'amqp://127.0.0.1:{}', exchange 'x')",
+        support::dead_port()
+    );
+    stage.exec(DB, &broken);
     stage.destination(stage.broker, "gone", "");
     stage.exec(DB, "select outbox_pause('gone')");
     support::wait_paused(&stage, "gone");
-    for (check, to) in [("bodies", "audit"), ("destination", "gone")] {
+    for (check, to) in [("broker", "audit"), ("destination", "gone")] {
         let seq = stage.publish(support::Event::new(to).to(to)).to_string();
         if to == "gone" {
             stage.exec(DB, "drop server gone; select outbox_resume('gone')");

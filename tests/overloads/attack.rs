@@ -292,7 +292,6 @@ fn everything(cluster: &Cluster) {
     run("outbox_inbox_forget", &[("consumer", "'c'")]);
     run("outbox_partition_of", &[("key", "'k'")]);
     run("outbox_crc32", &[("key", "'k'")]);
-    run("outbox_body_problem", &[("destination", "'sour'")]);
     // Maintenance runs these once a minute, and perhaps now.
     let run_beside = |name: &str, given: &[(&str, &str)]| {
         let sql = exact(cluster, name, given);

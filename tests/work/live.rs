@@ -317,8 +317,9 @@ fn a_fatal_error_is_printed_after_the_terminal_is_restored() {
     let mut screen = start(&cluster, 100, 40);
     cluster.exec(
         DB,
-        "create function public.made(jsonb) returns jsonb language sql as 'select $1';
-         create server shaped foreign data wrapper outbox_amqp options (exchange 'x', body 'public.made')",
+        "create table journal (position bigint primary key, kind text, at timestamptz);
+         create role clerk; alter table journal owner to clerk;
+         select outbox_source_set('journal', seq => 'position', type => 'kind', created_at => 'at')",
     );
     screen.assert_restored(4);
     wait_until("the totals and the reason", LONG, || {

@@ -364,8 +364,9 @@ fn work_leaves_to_background_workers_what_only_they_can_do() {
     let mut outside = Outside::start(&cluster, "modest");
     cluster.exec(
         DB,
-        "create function short(event jsonb) returns jsonb language sql immutable as $$ select event->'payload' $$;
-         create server brief foreign data wrapper outbox_amqp options (body 'public.short')",
+        "create table journal (position bigint primary key, kind text, at timestamptz, body jsonb);
+         create role clerk; alter table journal owner to clerk;
+         select outbox_source_set('journal', seq => 'position', type => 'kind', created_at => 'at', payload => 'body')",
     );
     // The worker ends, because its partitions would otherwise hold messages that it cannot deliver.
     let ended = process::reap(&mut outside.child.take().expect("it runs"), LONG);
@@ -374,15 +375,8 @@ fn work_leaves_to_background_workers_what_only_they_can_do() {
     let refused = run(work(&cluster, &["--once"]));
     assert_eq!(refused.status.code(), Some(4));
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(message.contains("destination brief"), "{message}");
+    assert!(message.contains("events are read from public.journal"), "{message}");
 
-    cluster.exec(
-        DB,
-        "drop server brief; create table journal (position bigint primary key, kind text, at timestamptz, body jsonb);
-         create role clerk; alter table journal owner to clerk;
-         select outbox_source_set('journal', seq => 'position', type => 'kind', created_at => 'at', payload => 'body')",
-    );
-    assert_eq!(run(work(&cluster, &["--once"])).status.code(), Some(4));
     cluster.exec(DB, "select outbox_source_reset()");
     cluster.exec(DB, "select outbox_publish('T', '{}', 'item', 'a', 'x')");
     assert_eq!(run(work(&cluster, &["--once"])).status.code(), Some(0));

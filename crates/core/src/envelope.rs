@@ -5,13 +5,11 @@
 //! The body has the same bytes on each retry: values that differ between attempts (attempt, lease epoch) are only in
 //! headers. The envelope is the JSON of the whole event; columns that are NULL are absent.
 
-use serde_json::value::RawValue;
-
 use crate::cloudevents::{self, Attributes};
 use crate::format::{Format, TransportKind};
 use crate::headers;
-use crate::json::{Member, Members, not_json, raw, unwritten, written};
-use crate::message::{Body, Event, Pointer, Properties, Publication};
+use crate::json::{Member, Members, not_json, raw, written};
+use crate::message::{Event, Pointer, Properties, Publication};
 use crate::partition::Partition;
 use crate::route::Route;
 use crate::template::{Template, Values};
@@ -48,36 +46,31 @@ pub fn publication(
         TransportKind::Http => (Text::default(), Text::default()),
     };
     let statics = route.statics;
-    // None: the body is the data, as it is.
+    // None: the body is the payload, as it is.
     let (content_type, body, more) = match route.format {
         Format::Envelope => {
             let body = envelope(&event, values.key)?;
             (Text::Static(CONTENT_TYPE), Some(body), Vec::new())
         }
         Format::Payload => {
-            if event.body.is_none() && statics.content_type.is_none() {
+            if statics.content_type.is_none() {
                 raw("payload", &event.payload)?;
             }
-            let usual = event.body.as_ref().map_or(CONTENT_TYPE, Body::content_type);
             let given = statics.content_type.clone();
-            (given.unwrap_or(Text::Static(usual)), None, Vec::new())
+            (given.unwrap_or(Text::Static(CONTENT_TYPE)), None, Vec::new())
         }
         Format::CloudEvents => {
-            let body = Attributes::of(&values, route)?.body(data(&event)?)?;
+            let body = Attributes::of(&values, route)?.body(raw("payload", &event.payload)?)?;
             (Text::Static(cloudevents::CONTENT_TYPE), Some(body), Vec::new())
         }
         Format::CloudEventsBinary => {
-            data(&event)?;
+            raw("payload", &event.payload)?;
             let attributes = Attributes::of(&values, route)?.headers(route.transport);
             (Text::Static(CONTENT_TYPE), None, attributes)
         }
     };
     let headers = headers::all(pointer, &mut event, route, more, own)?;
-    let body = match (body, event.body) {
-        (Some(body), _) => body,
-        (None, Some(data)) => data.into_bytes(),
-        (None, None) => event.payload.into_bytes(),
-    };
+    let body = body.unwrap_or_else(|| event.payload.into_bytes());
     let properties = Properties {
         message_id: event.id,
         kind: Some(event.kind),
@@ -97,25 +90,6 @@ pub fn publication(
         properties,
         body,
     })
-}
-
-/// The data of a CloudEvent: JSON.
-fn data(event: &Event) -> Result<&RawValue, Refusal> {
-    match &event.body {
-        None => raw("payload", &event.payload),
-        Some(Body::Json(json)) => raw("body", json),
-        Some(_) => Err(Refusal::new(
-            "the body is not JSON, which a CloudEvent needs as its data",
-            "Let the function return jsonb, or choose the format payload.",
-        )),
-    }
-}
-
-/// The whole event as JSON, in the format envelope: the argument of a function that makes bodies.
-///
-/// # Errors [`Refusal`] if a JSON column is not JSON.
-pub fn whole(event: &Event, key: Option<&str>) -> Result<String, Refusal> {
-    serde_json::to_string(&Members(&members(event, key)?)).map_err(|error| unwritten(&error))
 }
 
 /// Checks what can be checked at enqueue: the user's headers with [`check_headers`], and the routing key that
@@ -544,54 +518,6 @@ mod tests {
                 .message
                 .starts_with("payload is not valid JSON")
         );
-    }
-
-    #[test]
-    fn a_body_replaces_the_payload_and_has_its_content_type() {
-        let bodies = [
-            (Body::Json("[1 ]".into()), "application/json", &b"[1 ]"[..]),
-            (Body::Text("<a/>".into()), "text/plain; charset=utf-8", b"<a/>"),
-            (Body::Bytes(vec![0, 255]), "application/octet-stream", &[0, 255]),
-        ];
-        for (body, content_type, bytes) in bodies {
-            let event = event_with(|e| {
-                e.body = Some(body.clone());
-                e.payload = "no JSON".into(); // the payload is not read any more
-            });
-            let by = |format, statics: &Statics| made(&pointer(), &event, TransportKind::Amqp, format, statics);
-            let plain = by(Format::Payload, &Statics::default()).unwrap();
-            assert_eq!(
-                (plain.body.as_slice(), &*plain.properties.content_type),
-                (bytes, content_type)
-            );
-            let statics = Statics {
-                content_type: Some("text/xml".into()),
-                ..Statics::default()
-            };
-            assert_eq!(
-                &*by(Format::Payload, &statics).unwrap().properties.content_type,
-                "text/xml"
-            );
-            let forms = [Format::CloudEvents, Format::CloudEventsBinary].map(|f| by(f, &Statics::default()));
-            match body {
-                Body::Json(_) => {
-                    let [structured, binary] = forms.map(|form| String::from_utf8(form.unwrap().body).unwrap());
-                    assert!(structured.ends_with(r#","data":[1 ]}"#), "{structured}");
-                    assert_eq!(binary, "[1 ]");
-                }
-                _ => forms.into_iter().for_each(|form| {
-                    assert!(form.unwrap_err().message.contains("not JSON"));
-                }),
-            }
-        }
-    }
-
-    #[test]
-    fn a_function_gets_the_event_in_the_format_envelope() {
-        let sent = published(&pointer(), &event()).unwrap().body;
-        let whole = whole(&event(), pointer().key.as_deref()).unwrap();
-        assert_eq!(whole.as_bytes(), sent);
-        assert!(super::whole(&event_with(|e| e.payload = "{".into()), None).is_err());
     }
 
     #[test]

@@ -35,18 +35,6 @@ pub struct Event {
     pub created_at: String,
     /// The same time in whole seconds since 1970, rounded down; negative before.
     pub created_at_s: i64,
-    /// Replaces the payload in the message: a function of the destination made it.
-    pub body: Option<Body>,
-}
-
-/// A body that is not the payload.
-///
-/// Written by the worker after the claim (`src/store/body.rs`), read by `envelope`.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Body {
-    Json(String),
-    Text(String),
-    Bytes(Vec<u8>),
 }
 
 /// A column of outbox_events that an application fills.
@@ -57,9 +45,8 @@ pub struct EventColumn {
     pub is_required: bool,
 }
 
-/// The limit of an event, in bytes as [`Event::body_bytes`] counts them, and of a body that a function makes. RabbitMQ 4
-/// refuses a message over 16 MiB by default. The difference is room for the rest of the body: the other members of an
-/// envelope, and the escapes of its texts.
+/// The limit of an event, in bytes as [`Event::body_bytes`] counts them. RabbitMQ 4 refuses a message over 16 MiB by
+/// default. The difference is room for the rest of the body: the other members of an envelope, and the escapes of its texts.
 pub const EVENT_BYTES_MAX: usize = 15 << 20;
 
 /// The type of a column.
@@ -139,7 +126,6 @@ impl Event {
             correlation_id: row.text()?,
             created_at: row.text()?.unwrap_or_default(),
             created_at_s: row.number()?.unwrap_or_default(),
-            body: None,
         })
     }
 
@@ -160,14 +146,13 @@ impl Event {
         ]
     }
 
-    /// Its size as text, as `outbox_events.body_bytes` counts it; and the size of the body that a function has made.
+    /// Its size as text, as `outbox_events.body_bytes` counts it.
     pub fn body_bytes(&self) -> usize {
         let columns = COLUMNS.iter().zip(self.texts());
         let counted = columns
             .filter(|(column, _)| column.kind.counts())
             .filter_map(|(_, text)| text);
-        let made = self.body.as_ref().map_or(0, |body| body.as_bytes().len());
-        counted.map(str::len).sum::<usize>() + made
+        counted.map(str::len).sum()
     }
 
     /// Checks that each short column fits in a message.
@@ -192,31 +177,6 @@ pub fn sendable(key: Result<(), String>, event: Result<Event, String>) -> Result
             EVENT_BYTES_MAX >> 20
         )),
         _ => Ok(event),
-    }
-}
-
-impl Body {
-    pub fn as_bytes(&self) -> &[u8] {
-        match self {
-            Self::Json(text) | Self::Text(text) => text.as_bytes(),
-            Self::Bytes(bytes) => bytes,
-        }
-    }
-
-    pub fn into_bytes(self) -> Vec<u8> {
-        match self {
-            Self::Json(text) | Self::Text(text) => text.into_bytes(),
-            Self::Bytes(bytes) => bytes,
-        }
-    }
-
-    /// Unless its destination has another one.
-    pub fn content_type(&self) -> &'static str {
-        match self {
-            Self::Json(_) => "application/json",
-            Self::Text(_) => "text/plain; charset=utf-8",
-            Self::Bytes(_) => "application/octet-stream",
-        }
     }
 }
 

@@ -38,7 +38,6 @@ pub(crate) fn event() -> Event {
         correlation_id: Some("c-1".into()),
         created_at: "2026-01-31T12:00:00.000001Z".into(),
         created_at_s: 1_769_860_800,
-        body: None,
     }
 }
 

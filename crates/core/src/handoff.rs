@@ -116,7 +116,6 @@ mod tests {
             correlation_id: text(10),
             created_at: some(11),
             created_at_s: numbers[1],
-            body: None,
         };
         let pointer = Pointer {
             seq: numbers[0],

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-pub use crate::event::{Body, Event};
+pub use crate::event::Event;
 use crate::partition::Partition;
 pub use crate::text::Text;
 

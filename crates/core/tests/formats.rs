@@ -29,7 +29,6 @@ fn event() -> Event {
         correlation_id: Some("checkout-7".into()),
         created_at: "2026-11-21T05:12:18.297537Z".into(),
         created_at_s: 1_795_237_938,
-        body: None,
     }
 }
 

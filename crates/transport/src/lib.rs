@@ -11,7 +11,6 @@
 //! | `secret`, `deadline` | which text must never be shown; until when may messages be sent? | any |
 //! | `target` | what do the options of a destination say? | any, pure |
 //! | `started` | how is a publisher made from a description? | the worker's main thread |
-//! | `function` | which function does the option `body` name? | any, pure |
 //! | `publisher` | how does the worker start publishers, hand over batches and learn outcomes? | the worker's main thread |
 //! | `crossing` | what do the worker and the thread share? | both |
 //! | `event`, `down` | what does the thread report? | both, plain data |
@@ -57,7 +56,6 @@ mod crossing;
 mod deadline;
 mod down;
 mod event;
-mod function;
 mod http;
 mod intake;
 pub mod network;
@@ -80,7 +78,6 @@ pub use crossing::Waker;
 pub use deadline::Deadline;
 pub use down::DownReason;
 pub use event::{Answered, ConnectionState, PublisherEvent};
-pub use function::BodyFunction;
 pub use http::{HttpAuth, HttpConfig};
 pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication, Text};
 pub use publisher::{Publisher, Publishers, prepare_process};

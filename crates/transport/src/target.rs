@@ -8,7 +8,6 @@ mod options;
 pub use options::{Kind, Level, Options, Refused, check, described, routing_template, split};
 
 use crate::amqp::ExchangeType;
-use crate::function::BodyFunction;
 use crate::http::HttpAuth;
 use crate::secret::Secret;
 use crate::ssrf::AllowList;
@@ -28,8 +27,6 @@ pub struct Target {
     /// URL of their own.
     pub allow: AllowList,
     pub format: Format,
-    /// The function that makes the bodies. None = the format alone makes them.
-    pub body: Option<BodyFunction>,
     /// Headers and properties that each message carries, whatever the event.
     pub statics: Statics,
     pub rules: Rules,

@@ -149,9 +149,7 @@ impl<R: Runtime> Destination<R> {
     pub fn take_limits(&mut self, common: &Common<R>) {
         let target = self.target.as_ref();
         let limits = target.map_or(common.settings.limits, |target| target.limits);
-        common
-            .runtime
-            .describe(&self.name, target.map_err(String::as_str), &limits);
+        common.runtime.limit(&self.name, &limits);
         self.admission
             .rate_limit
             .set(limits.max_rate, common.workers, common.now_us());
@@ -289,8 +287,7 @@ impl<R: Runtime> Destination<R> {
 
     /// Whether everything that can be done now for the request is done.
     pub fn has_done_request(&self, common: &Common<R>) -> bool {
-        let may_claim = (self.may_deliver(common) || self.by_hand(common).is_some())
-            && !common.runtime.is_body_unusable(&self.name);
+        let may_claim = self.may_deliver(common) || self.by_hand(common).is_some();
         let connection = self.connection.is_connected() || self.connects();
         let claims_on = may_claim && connection && self.engine.claimable() > 0 && !self.engine.has_claimed();
         let is_settled = self.engine.settle_in_ms(common.now_ms()).is_none();
@@ -520,13 +517,12 @@ impl<R: Runtime> Destination<R> {
     /// Takes messages of the fast path, as many as this pass may, and hands them over; gives up the others. Returns the
     /// number that it took.
     ///
-    /// It takes none if a function makes the body: that happens in the claim. Nor before the worker has read a change
-    /// by an operator: only a claim checks whether the destination is paused.
+    /// It takes none before the worker has read a change by an operator: only a claim checks whether the destination is
+    /// paused.
     pub fn receive(&mut self, common: &Common<R>, arrived: Vec<(SlotId, Claimed)>, may_claim: bool) -> usize {
         let runtime = &common.runtime;
-        let target = self.target.as_ref().ok().filter(|target| target.body.is_none());
         let allowance = self.admission.allowance.filter(|_| may_claim && !runtime.is_stale());
-        let (Some(target), Some(mut allowance)) = (target, allowance) else {
+        let (Ok(target), Some(mut allowance)) = (&self.target, allowance) else {
             give_up(runtime, arrived);
             return 0;
         };
@@ -550,11 +546,6 @@ impl<R: Runtime> Destination<R> {
         let (Some(allowance), Ok(target)) = (self.admission.allowance, &self.target) else {
             return Ok((0, self.wait_ms(common, may_claim)));
         };
-        if target.body.is_some()
-            && let Some(rests_ms) = runtime.body_rests_ms(&self.name)
-        {
-            return Ok((0, rests_ms.min(common.settings.idle_backoff_ms)));
-        }
         // The claim may take a while. Until it ends, views show this number.
         self.record_in_flight(common);
         let (limit, make) = (

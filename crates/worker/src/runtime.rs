@@ -112,18 +112,10 @@ pub trait Runtime: Memory {
 
     /// From now on the worker serves these destinations, and no others.
     fn serves(&self, _destinations: &[&str]) {}
-    /// Takes over a changed description of a destination. Err: why it cannot be used.
-    fn describe(&self, _destination: &str, _target: Result<&Target, &str>, _limits: &Limits) {}
+    /// Takes over the limits of a destination whose description has changed.
+    fn limit(&self, _destination: &str, _limits: &Limits) {}
     /// Starts a publisher, which gives its connection this name at the peer.
     fn start(&self, target: &Target, connection: &str) -> Result<Self::Publisher, NotStarted>;
-    /// The time until the function that makes the bodies may be called again, in ms; None = now.
-    fn body_rests_ms(&self, _destination: &str) -> Option<u32> {
-        None
-    }
-    /// Whether the function that makes the bodies cannot be used at all.
-    fn is_body_unusable(&self, _destination: &str) -> bool {
-        false
-    }
     /// Records that the broker confirmed a message. `at_us`: when, in µs since 1970 by the server's clock.
     fn confirmed(&self, pointer: &Pointer, at_us: i64);
     /// Records what a settle ended.

@@ -7,12 +7,10 @@ mod published;
 mod spi;
 
 use crate::pg::spi::{Lossy, Spi, SpiResult};
-use crate::store::body::Bodies;
 use crate::store::source::Source;
 use outbox_core::engine::{Batch, CLAIM_BYTES_MAX, Claimed, HeldLease, Settlement, Sharing};
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Blocks, Disposition};
-use outbox_transport::BodyFunction;
 use outbox_worker::protocol::{Arg, Db, ResultRow, Statement, WorkerProtocol, columns, indexes};
 use pgrx::spi::quote_identifier;
 pub use spi::SpiDb;
@@ -25,8 +23,6 @@ pub struct Store {
     pub protocol: WorkerProtocol<SpiDb>,
     /// Where events are read from, if not from outbox_events.
     source: RefCell<Option<Rc<Source>>>,
-    /// The functions that make the bodies of destinations that name one.
-    pub bodies: Bodies,
 }
 
 impl Store {
@@ -42,7 +38,6 @@ impl Store {
                 worker: worker.to_string(),
             },
             source: RefCell::default(),
-            bodies: Bodies::default(),
         })
     }
 
@@ -137,43 +132,22 @@ impl Store {
         [worker, Arg::SmallInts(Some(partitions)), Arg::BigInts(Some(epochs))]
     }
 
-    // ---- claims: events of a source, and bodies -----------------------------------------------------------------------
+    // ---- claims: events of a source -----------------------------------------------------------------------------------
 
-    /// Raises an error if the events or bodies of a claim could not be read now.
-    pub fn check_before_claim(&self, destination: &str, body: Option<&BodyFunction>) {
+    /// Raises an error if the events of a claim could not be read now.
+    pub fn check_before_claim(&self) {
         if let Some(source) = &*self.source.borrow() {
             source.check_before_claim().unwrap_or_else(|error| error.raise());
         }
-        if let Some(body) = body {
-            let checked = self.bodies.check_before_claim(destination, body);
-            checked.unwrap_or_else(|error| error.raise());
-        }
     }
 
-    /// Replaces the events of a claim by those of the source, and adds the bodies that a function makes. Messages for which
-    /// the time or memory does not suffice are unclaimed.
-    pub fn complete(
-        &self,
-        destination: &str,
-        body: Option<&BodyFunction>,
-        batch: &mut Batch,
-        unclaim: &Disposition,
-    ) -> SpiResult<()> {
-        let source = self.source.borrow().clone();
-        if let Some(source) = &source {
-            self.take_events(source, batch, unclaim)?;
-        }
-        if let Some(body) = body {
-            let given = self.bodies.give(destination, body, &mut batch.rows, CLAIM_BYTES_MAX);
-            let rest = given.unwrap_or_else(|error| error.raise());
-            self.unclaim(rest, batch, unclaim)?;
-        }
-        Ok(())
-    }
-
-    /// Takes the events from the source. Events of outbox_events that the claim found under the same seqs are others.
-    /// (So each claim searches an index that is usually empty. Without that, the claim functions would exist twice.)
-    fn take_events(&self, source: &Source, batch: &mut Batch, unclaim: &Disposition) -> SpiResult<()> {
+    /// Replaces the events of a claim by those of the source, if there is one. Messages for which the time or memory does not
+    /// suffice are unclaimed. Events of outbox_events that the claim found under the same seqs are others. (So each claim
+    /// searches an index that is usually empty. Without that, the claim functions would exist twice.)
+    pub fn take_events(&self, batch: &mut Batch, unclaim: &Disposition) -> SpiResult<()> {
+        let Some(source) = self.source.borrow().clone() else {
+            return Ok(());
+        };
         if batch.rows.is_empty() {
             return Ok(());
         }

@@ -153,7 +153,6 @@ fn publication_of(located: &LocatedMessage, event: &StoredEvent) -> Result<(Targ
         enqueued_at_us: located.enqueued_at_us,
         expires_at_us: located.expires_at_us,
     };
-    // Without a body: only a worker calls a function that makes it.
     let nothing = (Text::default(), Template::fixed(""));
     let publication = publication(0, &pointer, event.event.clone(), &target.route(&nothing));
     let publication = publication.map_err(|refusal| format!("It cannot be sent: {}", refusal.message))?;
@@ -248,7 +247,7 @@ async fn shown(context: &PageContext, session: &MonitorSession, seq: i64, to: Op
                 } }
             }
         }
-        (sent(first, publication))
+        (sent(publication))
         (as_sql(sql(row).lines()))
     };
     let body = html! { div #message data-refresh { (shown) } };
@@ -289,13 +288,7 @@ fn retry(context: &PageContext, seq: i64, destination: &str, label: &str) -> Mar
     }
 }
 
-fn sent(located: &LocatedMessage, publication: Result<(Target, Publication), String>) -> Markup {
-    let options = located.options();
-    // The function that makes the body, which then replaces that of the publication.
-    let body_by = options
-        .iter()
-        .find(|(name, _)| name == "body")
-        .map(|(_, function)| function);
+fn sent(publication: Result<(Target, Publication), String>) -> Markup {
     html! {
         section.panel {
             details.plain {
@@ -313,17 +306,13 @@ fn sent(located: &LocatedMessage, publication: Result<(Target, Publication), Str
                                     div { dt { "Routing key" } dd { (copyable(&publication.routing_key)) } }
                                 }
                             }
-                            @match body_by {
-                                Some(function) => { div { dt { "Body" } dd { "made by the function " (function) } } }
-                                None => {
-                                    div { dt { "Content type" } dd { (&*sent.content_type) } }
-                                    div { dt { "Body" } dd { (count(publication.body.len() as i64)) " bytes" } }
-                                }
-                            }
+                            div { dt { "Content type" } dd { (&*sent.content_type) } }
+                            div { dt { "Body" } dd { (count(publication.body.len() as i64)) " bytes" } }
                         }
                         h3 { "Headers" }
                         dl.pairs { @for (name, value) in &sent.headers { div { dt { (&**name) } dd { (value.to_string()) } } } }
-                        @if body_by.is_none() { h3 { "Body as sent" } (copyable_block(&String::from_utf8_lossy(&publication.body))) }
+                        h3 { "Body as sent" }
+                        (copyable_block(&String::from_utf8_lossy(&publication.body)))
                     }
                 }
             }

@@ -359,24 +359,12 @@ impl Memory for WorkRuntime {
 /// How partitions are shared, or why this worker cannot deliver. Messages that only the workers in the server can
 /// deliver must not wait in the partitions of this worker.
 pub fn sharing(refreshed: &Refreshed) -> Result<Sharing, WorkError> {
-    let only_in_server = |what: String| WorkError {
-        kind: WorkErrorKind::Failed,
-        failure: Failure::new(
-            Code::Incompatible,
-            format!("{what}, which only workers in the server can do"),
-        )
-        .hint("Let them deliver: set outbox.workers to 1."),
-    };
     if let Some(source) = &refreshed.source {
-        return Err(only_in_server(format!("events are read from {source}")));
-    }
-    let with_function =
-        (refreshed.destinations.iter()).find(|described| described.options.iter().any(|(name, _)| name == "body"));
-    if let Some(destination) = with_function {
-        let name = &destination.name;
-        return Err(only_in_server(format!(
-            "a function makes the bodies for destination {name}"
-        )));
+        let what = format!("events are read from {source}, which only workers in the server can do");
+        return Err(WorkError {
+            kind: WorkErrorKind::Failed,
+            failure: Failure::new(Code::Incompatible, what).hint("Let them deliver: set outbox.workers to 1."),
+        });
     }
     match refreshed.leasing {
         Some(true) => Ok(Sharing::Leases),

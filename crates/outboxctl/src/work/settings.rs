@@ -96,7 +96,6 @@ fn default_target(known: &KnownSettings, args: &WorkArgs, rules: Rules, limits: 
         },
         allow: AllowList::parse(known.text("http_allow")).map_err(|error| error.to_string())?,
         format: Format::default(),
-        body: None,
         statics: Statics::default(),
         rules,
         limits,

@@ -3,7 +3,6 @@
 
 use super::{Certificates, Credential, Http, Protocol, Target};
 use crate::amqp::ExchangeType;
-use crate::function::BodyFunction;
 use crate::http::check_credentials;
 use crate::secret::Secret;
 use crate::ssrf::AllowList;
@@ -68,12 +67,12 @@ impl Kind {
     pub(super) fn names(self, level: Level) -> &'static str {
         match (self, level) {
             (Self::Amqp, Level::Server) => {
-                "url, exchange, exchange_type, routing_key, format, body, headers, content_type, app_id, source, expiration, \
+                "url, exchange, exchange_type, routing_key, format, headers, content_type, app_id, source, expiration, \
                  priority, ordering, on_dead, dead_letters_to, max_attempts, max_pending, max_rate, max_in_flight, \
                  retry_backoff, retry_backoff_max, connect_timeout, confirm_timeout, tls_ca"
             }
             (Self::Http, Level::Server) => {
-                "url, concurrency, format, body, headers, content_type, app_id, source, ordering, on_dead, dead_letters_to, \
+                "url, concurrency, format, headers, content_type, app_id, source, ordering, on_dead, dead_letters_to, \
                  max_attempts, max_pending, max_rate, retry_backoff, retry_backoff_max, connect_timeout, timeout, tls_ca"
             }
             (Self::Amqp, Level::UserMapping) => "user, password, tls_cert, tls_key",
@@ -151,12 +150,6 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
             }
             ("tls_ca", _) => target.certificates.ca = Some(pem(name, value)?),
             ("format", _) => target.format = Format::parse(value).map_err(|refusal| other(name, refusal))?,
-            ("body", _) => {
-                let function = BodyFunction::parse(value);
-                target.body = Some(
-                    function.ok_or_else(|| bad(name, "it is not a function name with a schema", BodyFunction::HINT))?,
-                );
-            }
             ("content_type", _) => target.statics.content_type = Some(Text::shared(value)),
             ("app_id", _) => target.statics.app_id = Text::shared(value),
             ("source", _) => {
@@ -195,20 +188,6 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
                 target.confirm_timeout = Duration::from_millis(duration(name, value, 100..=3_600_000)?);
             }
             _ => {}
-        }
-    }
-    if let Some(body) = &mut target.body {
-        match target.format {
-            Format::Envelope if server.iter().any(|(name, _)| name == "format") => {
-                let hint = "Leave format out, or choose payload, cloudevents or cloudevents_binary.";
-                return Err(bad(
-                    "body",
-                    "the format envelope already contains the whole event",
-                    hint,
-                ));
-            }
-            Format::Envelope => target.format = Format::Payload,
-            format => body.as_json = format.is_cloudevents(),
         }
     }
     let transport = target.transport.kind();

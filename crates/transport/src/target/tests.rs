@@ -36,7 +36,6 @@ fn default() -> Target {
         },
         allow: AllowList::default(),
         format: Format::default(),
-        body: None,
         statics: Statics::default(),
         rules: Rules {
             retry: RetryPolicy {
@@ -138,7 +137,6 @@ fn bad_options_are_refused_with_a_hint_and_without_the_value() {
         ("routing_key", "{hunter2}"),
         ("ordering", "hunter2"),
         ("on_dead", "hunter2"),
-        ("body", "hunter2"),
         ("max_attempts", "0"),
         ("max_pending", "-1"),
         ("max_rate", "2147483648"),
@@ -171,7 +169,6 @@ fn every_listed_option_takes_effect() {
         ("exchange_type", "fanout"),
         ("routing_key", "{key}"),
         ("format", "cloudevents"),
-        ("body", "shop.for_search"),
         ("headers", r#"{"tenant": "{header:tenant|none}"}"#),
         ("content_type", "text/plain"),
         ("app_id", "shop"),

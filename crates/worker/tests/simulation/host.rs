@@ -207,7 +207,6 @@ pub fn settings(config: &Config, enabled: bool) -> WorkerSettings {
             certificates: Certificates::default(),
             allow: AllowList::default(),
             format: Format::default(),
-            body: None,
             statics: Statics::default(),
             rules,
             limits: Limits::default(),
