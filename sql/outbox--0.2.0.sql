@@ -424,6 +424,35 @@ alter table @extschema@.outbox_settings enable always trigger outbox_settings_re
 comment on trigger outbox_settings_replace on @extschema@.outbox_settings is
   'Internal: keeps outbox_settings at one row and creates its partitions.';
 
+-- Without the rows of some tables nothing is published or delivered. A test suite that empties all tables must not take
+-- them. What runs as the owner is a function of the extension; a restored row replaces another one inside a trigger. A
+-- subscriber of logical replication applies what outbox_configure() did elsewhere, so the triggers are not always enabled:
+-- outbox_health names lost rows, and outbox_configure() makes them again.
+create function outbox_internal.keep_rows() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  if pg_trigger_depth() > 1 or current_user = (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = tg_relid)
+  then
+    return null;
+  end if;
+  raise exception '% must keep its rows', tg_table_name
+    using errcode = 'object_not_in_prerequisite_state',
+          detail = 'Without them nothing is published or delivered.',
+          hint = 'To empty the outbox: TRUNCATE outbox_events, outbox, outbox_waiting, outbox_dead, outbox_history. To'
+                 ' change these rows: outbox_configure(), outbox_source_reset().';
+end
+$$;
+comment on function outbox_internal.keep_rows() is
+  'Refuses DELETE and TRUNCATE of the tables that must keep their rows.';
+create trigger outbox_settings_kept before delete or truncate on @extschema@.outbox_settings
+  for each statement execute function outbox_internal.keep_rows();
+comment on trigger outbox_settings_kept on @extschema@.outbox_settings is
+  'Internal: outbox_settings must keep its row.';
+create trigger outbox_partitions_kept before delete or truncate on @extschema@.outbox_partitions
+  for each statement execute function outbox_internal.keep_rows();
+comment on trigger outbox_partitions_kept on @extschema@.outbox_partitions is
+  'Internal: outbox_partitions must keep its rows.';
+
 -- Every row that is a user's data belongs in a dump.
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_settings', '');
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_events', '');
@@ -449,7 +478,8 @@ create table @extschema@.outbox_identity (
   database          oid         not null,
   identity          text        not null,
   restored          boolean     not null default false,
-  adopted_at        timestamptz not null default pg_catalog.clock_timestamp()
+  adopted_at        timestamptz not null default pg_catalog.clock_timestamp(),
+  highest_seq       bigint      not null default 0
 );
 -- No primary key: if a restore adds its row without the trigger, there are two, and that shows.
 alter table @extschema@.outbox_identity replica identity full;
@@ -458,13 +488,20 @@ comment on table @extschema@.outbox_identity is
   ' Written at CREATE EXTENSION.';
 comment on column @extschema@.outbox_identity.restored is
   'The row, or the extension itself, came from a dump.';
+comment on column @extschema@.outbox_identity.highest_seq is
+  'The highest seq of outbox_events that maintenance has seen drawn. A sequence behind it gives new events the seqs of old'
+  ' ones; outbox_health names that.';
 
 create function outbox_internal.identity_replace() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  highest bigint;
 begin
   -- A dump contains its own row. The row may come after the messages, so a restored database delivers nothing from
   -- CREATE EXTENSION on. A restore is recognised by SET row_security = off: pg_dump's scripts and pg_restore begin with
   -- it, and other sessions hardly ever use it.
+  select max(i.highest_seq) into highest from @extschema@.outbox_identity i;
+  new.highest_seq := greatest(new.highest_seq, highest);
   delete from @extschema@.outbox_identity;
   new.restored := found or current_setting('row_security') = 'off';
   new.database := coalesce(new.database, (select d.oid from pg_database d where d.datname = current_database()));
@@ -479,6 +516,21 @@ create trigger outbox_identity_replace before insert on @extschema@.outbox_ident
 alter table @extschema@.outbox_identity enable always trigger outbox_identity_replace;
 comment on trigger outbox_identity_replace on @extschema@.outbox_identity is
   'Internal: keeps outbox_identity at one row and notices a dump that is restored.';
+
+create view outbox_internal.drawn_seq as
+select q.last_value - case when q.is_called then 0 else 1 end as seq from @extschema@.outbox_events_seq_seq q;
+comment on view outbox_internal.drawn_seq is
+  'The last seq of outbox_events that was drawn; 0 = none yet.';
+
+create function outbox_internal.record_drawn_seq()
+returns void language sql volatile set search_path = pg_catalog, pg_temp
+begin atomic
+  -- Not FROM: rows of a sequence cannot be locked.
+  update @extschema@.outbox_identity i set highest_seq = (select d.seq from outbox_internal.drawn_seq d)
+  where i.highest_seq < (select d.seq from outbox_internal.drawn_seq d);
+end;
+comment on function outbox_internal.record_drawn_seq() is
+  'Maintenance: writes down the last seq that was drawn, so that seqs that begin again are noticed.';
 
 -- Called each second: PL/pgSQL keeps the plan, an SQL function would plan again at each call.
 create function outbox_internal.not_adopted()
@@ -514,8 +566,7 @@ begin
   if why is null then
     return false;
   end if;
-  delete from @extschema@.outbox_identity;
-  insert into @extschema@.outbox_identity default values;
+  insert into @extschema@.outbox_identity default values; -- in place of the others
   update @extschema@.outbox_identity set restored = false; -- the trigger takes each session with row_security off for a restore
   -- What a restore without the settings, or a copy without the sequence, leaves behind.
   select max(p.partition) into highest
@@ -524,9 +575,10 @@ begin
   if highest >= (select s.partition_count from @extschema@.outbox_settings s) then
     perform outbox_internal.configure_for(null::oid, least(highest + 1, 1024), null::boolean, null::text);
   end if;
-  perform setval('@extschema@.outbox_events_seq_seq', e.seq)
-  from (select max(x.seq) as seq from @extschema@.outbox_events x) e, @extschema@.outbox_events_seq_seq q
-  where e.seq > q.last_value;
+  perform setval('@extschema@.outbox_events_seq_seq', k.seq)
+  from (select greatest((select max(e.seq) from @extschema@.outbox_events e), i.highest_seq) as seq
+        from @extschema@.outbox_identity i) k, outbox_internal.drawn_seq d
+  where k.seq > d.seq;
   perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
   perform outbox_internal.record_audit('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
   return true;
@@ -1095,6 +1147,10 @@ create trigger outbox_source_apply after insert or delete on @extschema@.outbox_
 alter table @extschema@.outbox_source enable always trigger outbox_source_apply;
 comment on trigger outbox_source_apply on @extschema@.outbox_source is
   'Internal: closes outbox_events while there is a source.';
+create trigger outbox_source_kept before delete or truncate on @extschema@.outbox_source
+  for each statement execute function outbox_internal.keep_rows();
+comment on trigger outbox_source_kept on @extschema@.outbox_source is
+  'Internal: outbox_source_reset() removes the row, and opens outbox_events.';
 
 create function outbox_internal.source_write(source @extschema@.outbox_source, seq_is_lost boolean)
 returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -1106,6 +1162,12 @@ begin
   lock table @extschema@.outbox_settings in access exclusive mode;
   select * into old from @extschema@.outbox_source;
   if source.relation is null and old.relation is null then
+    -- The row may be lost, and outbox_events still closed.
+    if exists (select from pg_trigger t where t.tgrelid = '@extschema@.outbox_events'::regclass and t.tgname = 'outbox_source')
+    then
+      drop trigger outbox_source on @extschema@.outbox_events;
+      return true;
+    end if;
     return false;
   end if;
   -- Waiting messages must find their events afterwards. Names of columns may change: without this nothing could be read
@@ -2789,6 +2851,7 @@ declare
   new @extschema@.outbox_settings;
   before text;
   found_function pg_proc;
+  is_damaged boolean := false;
 begin
   if partition_count not between 1 and 1024 then
     raise exception 'partition_count % is out of range', partition_count
@@ -2796,7 +2859,15 @@ begin
   end if;
   -- Waits for every transaction that has enqueued, also prepared ones, and blocks new ones.
   lock table @extschema@.outbox_settings in access exclusive mode;
-  select * into strict old from @extschema@.outbox_settings;
+  select * into old from @extschema@.outbox_settings;
+  if not found then
+    is_damaged := true;
+    select coalesce(nullif(count(*), 0), current_setting('outbox.partition_count')::bigint)
+    into old.partition_count from @extschema@.outbox_partitions;
+    old.leasing := current_setting('outbox.leasing');
+  else
+    is_damaged := (select count(*) from @extschema@.outbox_partitions) <> old.partition_count;
+  end if;
   before := old.partitioner;
   new := old;
   new.partition_count := coalesce(partition_count, old.partition_count);
@@ -2836,12 +2907,13 @@ begin
     perform outbox_internal.partition_by(new.partitioner, new.partitioner_owner, k, new.partition_count::integer)
     from unnest('{a,order:42,"",~}'::text[]) k;
   end if;
-  if (new.partition_count, new.leasing) = (old.partition_count, old.leasing)
+  if not is_damaged and (new.partition_count, new.leasing) = (old.partition_count, old.leasing)
      and (new.partitioner, new.partitioner_owner) is not distinct from (old.partitioner, old.partitioner_owner) then
     return;
   end if;
-  -- A partitioner that cannot be called any more does not say which keys it placed by name: all keys are placed again.
-  if old.partitioner is not null and not exists (
+  -- A partitioner that cannot be called any more, or that is not known any more, does not say which keys it placed by name:
+  -- all keys are placed again.
+  if old.partitions is null or old.partitioner is not null and not exists (
        select from outbox_internal.partitioner(old.partitioner) p join pg_roles r on r.oid = p.proowner
        where r.rolname = old.partitioner_owner and not r.rolsuper) then
     old.partitioner := '';
@@ -4449,6 +4521,19 @@ select 'identity', null, 'nothing is delivered from this database until it is ad
 from outbox_internal.not_adopted() a (why) where a.why is not null
 union all
 select 'partitions', null,
+       'outbox_settings has lost its row: nothing is published or delivered. If this database had a partitioner, name it, too',
+       format('select outbox_configure(partition_count => %s, leasing => %L)',
+              coalesce(nullif((select count(*) from @extschema@.outbox_partitions), 0)::text,
+                       current_setting('outbox.partition_count')), current_setting('outbox.leasing'))
+where not exists (select from @extschema@.outbox_settings)
+union all
+select 'partitions', null, format('%s of %s partitions have lost their row in outbox_partitions: their messages wait',
+                                  s.partition_count - p.rows, s.partition_count),
+       'select outbox_configure()'
+from @extschema@.outbox_settings s cross join (select count(*) as rows from @extschema@.outbox_partitions) p
+where p.rows < s.partition_count
+union all
+select 'partitions', null,
        format('messages are in partition %s, which does not exist: they came from a database with more partitions',
               outbox_internal.partition_label(p.highest)),
        format('select outbox_configure(partition_count => %s)', p.highest + 1)
@@ -4457,8 +4542,11 @@ from (select max(f.partition)::integer as highest from waiting f
 where p.highest is not null
 union all
 select 'sequence', null,
-       case when b.seq is not null
+       case when b.of_event
               then 'outbox_events has seq ' || b.seq || ', and its sequence has not given it out: publishing fails with 23505'
+            when b.seq is not null
+              then 'the seqs of outbox_events begin again, and were drawn up to ' || b.seq || ' before: new events get the'
+                   ' history, the attempts and the dead letters of old ones'
             when q.seqcache > 1
               then 'each session draws ' || q.seqcache || ' seqs of outbox_events ahead: events of a key are sent out of order'
             else 'seqs of outbox_events do not always grow: events of a key are sent out of order' end,
@@ -4467,8 +4555,12 @@ select 'sequence', null,
                           '@extschema@.outbox_events_seq_seq')
             else 'alter sequence @extschema@.outbox_events_seq_seq increment 1 cache 1 no cycle' end
 from pg_sequence q left join (
-  select e.seq from (select max(x.seq) as seq from @extschema@.outbox_events x) e, @extschema@.outbox_events_seq_seq v
-  where v.is_called and e.seq > v.last_value) b on true -- a sequence that nobody uses is behind whatever others insert
+  -- A sequence that nobody uses is behind whatever others insert.
+  select max(k.seq) as seq, bool_or(k.of_event) as of_event
+  from (select max(x.seq) as seq, true as of_event from @extschema@.outbox_events x
+        where (select v.is_called from @extschema@.outbox_events_seq_seq v)
+        union all select i.highest_seq, false from @extschema@.outbox_identity i) k, outbox_internal.drawn_seq d
+  where k.seq > d.seq) b on true
 where q.seqrelid = '@extschema@.outbox_events_seq_seq'::regclass
   and (b.seq is not null or q.seqcache > 1 or q.seqincrement < 0 or q.seqcycle)
 union all
@@ -5043,7 +5135,8 @@ begin atomic
     from message m join problem p
       on p.destination = m.destination
         or p.destination is null and p."check" not in ('standbys', 'partitions')
-        or p."check" = 'partitions' and not exists (select from @extschema@.outbox_partitions x where x.partition = m.partition)
+        or p."check" = 'partitions' and not exists (select from @extschema@.outbox_partitions x, @extschema@.outbox_settings s
+                                                    where x.partition = m.partition)
   ), place as materialized (
     select s.destination, s.state, s.reason, s.detail from @extschema@.outbox_destination_status s
     where s.destination in (select m.destination from message m)

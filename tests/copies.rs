@@ -359,3 +359,117 @@ fn the_seqs_of_events_do_not_begin_again() {
     cluster.exec(DB, "truncate outbox, outbox_events");
     assert_eq!(cluster.publish("next"), 2);
 }
+
+/// Runs statements without the triggers that refuse them, as a restore or a subscription does.
+fn beside_triggers(cluster: &Cluster, sql: &str) {
+    cluster.exec(DB, &format!("set session_replication_role = replica; {sql}"));
+}
+
+#[test]
+fn tables_that_must_keep_their_rows_refuse_to_lose_them() {
+    let cluster = idle_cluster(&[]);
+    let tables = ["outbox_settings", "outbox_partitions", "outbox_source"];
+    for sql in tables
+        .iter()
+        .flat_map(|table| [format!("delete from {table}"), format!("truncate {table}")])
+        .chain(["truncate outbox_events, outbox, outbox_settings cascade".to_owned()])
+    {
+        let error = refused(&cluster, &sql);
+        assert_eq!(error.code().code(), "55000", "{sql}: {error:?}");
+        assert!(error.message().ends_with(" must keep its rows"), "{sql}: {error:?}");
+        assert!(
+            error
+                .hint()
+                .is_some_and(|hint| hint.contains("TRUNCATE outbox_events, outbox,"))
+        );
+    }
+    cluster.exec(
+        DB,
+        "select outbox_configure(partition_count => 4, leasing => false); select outbox_configure(partition_count => 32);
+         create table journal (position bigint primary key, kind text, at timestamptz); create role clerk;
+         alter table journal owner to clerk;
+         select outbox_source_set('journal', seq => 'position', type => 'kind', created_at => 'at');
+         select outbox_source_reset()",
+    );
+    assert_eq!(cluster.publish("kept"), 1);
+    let rows = "select (select count(*) from outbox_settings) || ' ' || (select count(*) from outbox_partitions)";
+    assert_eq!(cluster.query_one::<String>(DB, rows), "1 32");
+}
+
+#[test]
+fn lost_rows_of_settings_and_partitions_are_named_and_made_again() {
+    let stage = Stage::new(&[]);
+    let consumer = stage.consumer();
+    stage.exec(DB, "select outbox_configure(partition_count => 8)");
+    beside_triggers(&stage, "delete from outbox_settings");
+    let error = refused(&stage, "select outbox_publish('T', '{}')");
+    assert_eq!(error.code().code(), "55000", "{error:?}");
+    assert!(error.hint().is_some_and(|hint| hint.contains("outbox_configure()")));
+    let (_, problem) = health(&stage, "partitions");
+    assert!(problem.contains("outbox_settings has lost its row"), "{problem}");
+    run_remedy(&stage, "partitions");
+    stage.publish(Event::new("after the settings").key("k"));
+    assert_eq!(consumer.next().label(), "after the settings");
+    assert_eq!(
+        stage.query_one::<i16>(DB, "select partition_count from outbox_settings"),
+        8
+    );
+
+    for lost in [
+        "truncate outbox_partitions",
+        "delete from outbox_partitions where partition > 0",
+    ] {
+        pause(&stage);
+        stage.publish(Event::new(lost));
+        beside_triggers(&stage, lost);
+        stage.set_conf("outbox.enabled", "on");
+        let (_, problem) = health(&stage, "partitions");
+        assert!(problem.contains("of 8 partitions have lost their row"), "{problem}");
+        run_remedy(&stage, "partitions");
+        assert_eq!(consumer.next().label(), lost);
+    }
+}
+
+#[test]
+fn a_source_whose_row_is_lost_can_be_reset() {
+    let cluster = idle_cluster(&[]);
+    cluster.exec(
+        DB,
+        "create table journal (position bigint primary key, kind text, at timestamptz); create role clerk;
+         alter table journal owner to clerk;
+         select outbox_source_set('journal', seq => 'position', type => 'kind', created_at => 'at')",
+    );
+    beside_triggers(&cluster, "truncate outbox_source");
+    assert!(cluster.query_one::<bool>(DB, "select outbox_source_reset()"));
+    assert_eq!(cluster.publish("again"), 1);
+    assert!(!cluster.query_one::<bool>(DB, "select outbox_source_reset()"));
+}
+
+/// However it came: the events of the seqs may be gone, and only their messages be known.
+#[test]
+fn seqs_that_begin_again_are_named_and_set() {
+    let cluster = quiet_cluster();
+    for _ in 0..3 {
+        cluster.publish("before");
+    }
+    cluster.exec(
+        DB,
+        "select outbox_internal.record_drawn_seq(); truncate outbox, outbox_events", // maintenance does so
+    );
+    let again = [
+        "select setval('outbox_events_seq_seq', 1)",
+        "alter sequence outbox_events_seq_seq restart",
+        "alter table outbox_events alter seq restart with 2",
+    ];
+    for (number, sql) in again.iter().enumerate() {
+        assert_eq!(health(&cluster, "sequence"), (true, String::new()));
+        cluster.exec(DB, sql);
+        let (_, problem) = health(&cluster, "sequence");
+        assert!(problem.contains("were drawn up to 3 before"), "{sql}: {problem}");
+        match number {
+            0 => cluster.exec(DB, "update outbox_identity set restored = true; select outbox_adopt()"),
+            _ => run_remedy(&cluster, "sequence"),
+        }
+    }
+    assert!(cluster.publish("after") > 3);
+}

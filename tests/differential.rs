@@ -77,7 +77,7 @@ const CHANGES: &[&str] = &[
     "alter table {t} set (fillfactor = 20)",
     "cluster outbox_events using outbox_events_pkey",
     "insert into outbox_settings (partition_count, leasing) values (5, true)",
-    "delete from outbox_settings",
+    "set session_replication_role = replica; delete from outbox_settings; reset session_replication_role",
     "select outbox_subscribe('audit')",
     "select outbox_subscribe('audit', types => '{T}', headers => '{\"h\": 1}')",
     "select outbox_subscribe('audit', aggregate_types => '{a,b}', when_sql => $$payload ? 'a'$$)",

@@ -339,7 +339,10 @@ fn each_result_of_testing_md_is_as_the_page_shows() {
         let is_served = "select exists (select from outbox_worker_status where alive)";
         wait_until("a worker", LONG, || cluster.query_one(SHOP, is_served));
     }
-    assert_eq!(compared, 7);
+    assert_eq!(compared, 8);
+    wait_until("health after the tables were emptied", LONG, || {
+        cluster.query_one(SHOP, "select bool_and(ok) from outbox_health")
+    });
     assert_eq!(
         broker.queue_len(&queue),
         3,

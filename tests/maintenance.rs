@@ -17,7 +17,7 @@ const EXPLAINED: [&str; 6] = [
 ];
 
 /// Calls that only maintenance may run.
-const MAINTENANCE_ONLY: [&str; 8] = [
+const MAINTENANCE_ONLY: [&str; 9] = [
     "outbox_internal.expire(",
     "outbox_internal.make_partitions(",
     "outbox_internal.drop_partitions(",
@@ -25,6 +25,7 @@ const MAINTENANCE_ONLY: [&str; 8] = [
     ".outbox_history_default t where t.ctid",
     "outbox_internal.trim_events(",
     "outbox_internal.purge_workers(",
+    "outbox_internal.record_drawn_seq(",
     "pg_catalog.count(*), pg_catalog.min(o.expires_at)",
 ];
 

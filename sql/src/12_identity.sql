@@ -13,7 +13,8 @@ create table @extschema@.outbox_identity (
   database          oid         not null,
   identity          text        not null,
   restored          boolean     not null default false,
-  adopted_at        timestamptz not null default pg_catalog.clock_timestamp()
+  adopted_at        timestamptz not null default pg_catalog.clock_timestamp(),
+  highest_seq       bigint      not null default 0
 );
 -- No primary key: if a restore adds its row without the trigger, there are two, and that shows.
 alter table @extschema@.outbox_identity replica identity full;
@@ -22,13 +23,20 @@ comment on table @extschema@.outbox_identity is
   ' Written at CREATE EXTENSION.';
 comment on column @extschema@.outbox_identity.restored is
   'The row, or the extension itself, came from a dump.';
+comment on column @extschema@.outbox_identity.highest_seq is
+  'The highest seq of outbox_events that maintenance has seen drawn. A sequence behind it gives new events the seqs of old'
+  ' ones; outbox_health names that.';
 
 create function outbox_internal.identity_replace() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  highest bigint;
 begin
   -- A dump contains its own row. The row may come after the messages, so a restored database delivers nothing from
   -- CREATE EXTENSION on. A restore is recognised by SET row_security = off: pg_dump's scripts and pg_restore begin with
   -- it, and other sessions hardly ever use it.
+  select max(i.highest_seq) into highest from @extschema@.outbox_identity i;
+  new.highest_seq := greatest(new.highest_seq, highest);
   delete from @extschema@.outbox_identity;
   new.restored := found or current_setting('row_security') = 'off';
   new.database := coalesce(new.database, (select d.oid from pg_database d where d.datname = current_database()));
@@ -43,6 +51,21 @@ create trigger outbox_identity_replace before insert on @extschema@.outbox_ident
 alter table @extschema@.outbox_identity enable always trigger outbox_identity_replace;
 comment on trigger outbox_identity_replace on @extschema@.outbox_identity is
   'Internal: keeps outbox_identity at one row and notices a dump that is restored.';
+
+create view outbox_internal.drawn_seq as
+select q.last_value - case when q.is_called then 0 else 1 end as seq from @extschema@.outbox_events_seq_seq q;
+comment on view outbox_internal.drawn_seq is
+  'The last seq of outbox_events that was drawn; 0 = none yet.';
+
+create function outbox_internal.record_drawn_seq()
+returns void language sql volatile set search_path = pg_catalog, pg_temp
+begin atomic
+  -- Not FROM: rows of a sequence cannot be locked.
+  update @extschema@.outbox_identity i set highest_seq = (select d.seq from outbox_internal.drawn_seq d)
+  where i.highest_seq < (select d.seq from outbox_internal.drawn_seq d);
+end;
+comment on function outbox_internal.record_drawn_seq() is
+  'Maintenance: writes down the last seq that was drawn, so that seqs that begin again are noticed.';
 
 -- Called each second: PL/pgSQL keeps the plan, an SQL function would plan again at each call.
 create function outbox_internal.not_adopted()
@@ -78,8 +101,7 @@ begin
   if why is null then
     return false;
   end if;
-  delete from @extschema@.outbox_identity;
-  insert into @extschema@.outbox_identity default values;
+  insert into @extschema@.outbox_identity default values; -- in place of the others
   update @extschema@.outbox_identity set restored = false; -- the trigger takes each session with row_security off for a restore
   -- What a restore without the settings, or a copy without the sequence, leaves behind.
   select max(p.partition) into highest
@@ -88,9 +110,10 @@ begin
   if highest >= (select s.partition_count from @extschema@.outbox_settings s) then
     perform outbox_internal.configure_for(null::oid, least(highest + 1, 1024), null::boolean, null::text);
   end if;
-  perform setval('@extschema@.outbox_events_seq_seq', e.seq)
-  from (select max(x.seq) as seq from @extschema@.outbox_events x) e, @extschema@.outbox_events_seq_seq q
-  where e.seq > q.last_value;
+  perform setval('@extschema@.outbox_events_seq_seq', k.seq)
+  from (select greatest((select max(e.seq) from @extschema@.outbox_events e), i.highest_seq) as seq
+        from @extschema@.outbox_identity i) k, outbox_internal.drawn_seq d
+  where k.seq > d.seq;
   perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
   perform outbox_internal.record_audit('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
   return true;

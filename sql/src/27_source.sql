@@ -71,6 +71,10 @@ create trigger outbox_source_apply after insert or delete on @extschema@.outbox_
 alter table @extschema@.outbox_source enable always trigger outbox_source_apply;
 comment on trigger outbox_source_apply on @extschema@.outbox_source is
   'Internal: closes outbox_events while there is a source.';
+create trigger outbox_source_kept before delete or truncate on @extschema@.outbox_source
+  for each statement execute function outbox_internal.keep_rows();
+comment on trigger outbox_source_kept on @extschema@.outbox_source is
+  'Internal: outbox_source_reset() removes the row, and opens outbox_events.';
 
 create function outbox_internal.source_write(source @extschema@.outbox_source, seq_is_lost boolean)
 returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -82,6 +86,12 @@ begin
   lock table @extschema@.outbox_settings in access exclusive mode;
   select * into old from @extschema@.outbox_source;
   if source.relation is null and old.relation is null then
+    -- The row may be lost, and outbox_events still closed.
+    if exists (select from pg_trigger t where t.tgrelid = '@extschema@.outbox_events'::regclass and t.tgname = 'outbox_source')
+    then
+      drop trigger outbox_source on @extschema@.outbox_events;
+      return true;
+    end if;
     return false;
   end if;
   -- Waiting messages must find their events afterwards. Names of columns may change: without this nothing could be read

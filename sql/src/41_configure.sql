@@ -54,6 +54,7 @@ declare
   new @extschema@.outbox_settings;
   before text;
   found_function pg_proc;
+  is_damaged boolean := false;
 begin
   if partition_count not between 1 and 1024 then
     raise exception 'partition_count % is out of range', partition_count
@@ -61,7 +62,15 @@ begin
   end if;
   -- Waits for every transaction that has enqueued, also prepared ones, and blocks new ones.
   lock table @extschema@.outbox_settings in access exclusive mode;
-  select * into strict old from @extschema@.outbox_settings;
+  select * into old from @extschema@.outbox_settings;
+  if not found then
+    is_damaged := true;
+    select coalesce(nullif(count(*), 0), current_setting('outbox.partition_count')::bigint)
+    into old.partition_count from @extschema@.outbox_partitions;
+    old.leasing := current_setting('outbox.leasing');
+  else
+    is_damaged := (select count(*) from @extschema@.outbox_partitions) <> old.partition_count;
+  end if;
   before := old.partitioner;
   new := old;
   new.partition_count := coalesce(partition_count, old.partition_count);
@@ -101,12 +110,13 @@ begin
     perform outbox_internal.partition_by(new.partitioner, new.partitioner_owner, k, new.partition_count::integer)
     from unnest('{a,order:42,"",~}'::text[]) k;
   end if;
-  if (new.partition_count, new.leasing) = (old.partition_count, old.leasing)
+  if not is_damaged and (new.partition_count, new.leasing) = (old.partition_count, old.leasing)
      and (new.partitioner, new.partitioner_owner) is not distinct from (old.partitioner, old.partitioner_owner) then
     return;
   end if;
-  -- A partitioner that cannot be called any more does not say which keys it placed by name: all keys are placed again.
-  if old.partitioner is not null and not exists (
+  -- A partitioner that cannot be called any more, or that is not known any more, does not say which keys it placed by name:
+  -- all keys are placed again.
+  if old.partitions is null or old.partitioner is not null and not exists (
        select from outbox_internal.partitioner(old.partitioner) p join pg_roles r on r.oid = p.proowner
        where r.rolname = old.partitioner_owner and not r.rolsuper) then
     old.partitioner := '';

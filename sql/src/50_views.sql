@@ -531,6 +531,19 @@ select 'identity', null, 'nothing is delivered from this database until it is ad
 from outbox_internal.not_adopted() a (why) where a.why is not null
 union all
 select 'partitions', null,
+       'outbox_settings has lost its row: nothing is published or delivered. If this database had a partitioner, name it, too',
+       format('select outbox_configure(partition_count => %s, leasing => %L)',
+              coalesce(nullif((select count(*) from @extschema@.outbox_partitions), 0)::text,
+                       current_setting('outbox.partition_count')), current_setting('outbox.leasing'))
+where not exists (select from @extschema@.outbox_settings)
+union all
+select 'partitions', null, format('%s of %s partitions have lost their row in outbox_partitions: their messages wait',
+                                  s.partition_count - p.rows, s.partition_count),
+       'select outbox_configure()'
+from @extschema@.outbox_settings s cross join (select count(*) as rows from @extschema@.outbox_partitions) p
+where p.rows < s.partition_count
+union all
+select 'partitions', null,
        format('messages are in partition %s, which does not exist: they came from a database with more partitions',
               outbox_internal.partition_label(p.highest)),
        format('select outbox_configure(partition_count => %s)', p.highest + 1)
@@ -539,8 +552,11 @@ from (select max(f.partition)::integer as highest from waiting f
 where p.highest is not null
 union all
 select 'sequence', null,
-       case when b.seq is not null
+       case when b.of_event
               then 'outbox_events has seq ' || b.seq || ', and its sequence has not given it out: publishing fails with 23505'
+            when b.seq is not null
+              then 'the seqs of outbox_events begin again, and were drawn up to ' || b.seq || ' before: new events get the'
+                   ' history, the attempts and the dead letters of old ones'
             when q.seqcache > 1
               then 'each session draws ' || q.seqcache || ' seqs of outbox_events ahead: events of a key are sent out of order'
             else 'seqs of outbox_events do not always grow: events of a key are sent out of order' end,
@@ -549,8 +565,12 @@ select 'sequence', null,
                           '@extschema@.outbox_events_seq_seq')
             else 'alter sequence @extschema@.outbox_events_seq_seq increment 1 cache 1 no cycle' end
 from pg_sequence q left join (
-  select e.seq from (select max(x.seq) as seq from @extschema@.outbox_events x) e, @extschema@.outbox_events_seq_seq v
-  where v.is_called and e.seq > v.last_value) b on true -- a sequence that nobody uses is behind whatever others insert
+  -- A sequence that nobody uses is behind whatever others insert.
+  select max(k.seq) as seq, bool_or(k.of_event) as of_event
+  from (select max(x.seq) as seq, true as of_event from @extschema@.outbox_events x
+        where (select v.is_called from @extschema@.outbox_events_seq_seq v)
+        union all select i.highest_seq, false from @extschema@.outbox_identity i) k, outbox_internal.drawn_seq d
+  where k.seq > d.seq) b on true
 where q.seqrelid = '@extschema@.outbox_events_seq_seq'::regclass
   and (b.seq is not null or q.seqcache > 1 or q.seqincrement < 0 or q.seqcycle)
 union all

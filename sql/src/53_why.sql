@@ -64,7 +64,8 @@ begin atomic
     from message m join problem p
       on p.destination = m.destination
         or p.destination is null and p."check" not in ('standbys', 'partitions')
-        or p."check" = 'partitions' and not exists (select from @extschema@.outbox_partitions x where x.partition = m.partition)
+        or p."check" = 'partitions' and not exists (select from @extschema@.outbox_partitions x, @extschema@.outbox_settings s
+                                                    where x.partition = m.partition)
   ), place as materialized (
     select s.destination, s.state, s.reason, s.detail from @extschema@.outbox_destination_status s
     where s.destination in (select m.destination from message m)

@@ -29,7 +29,9 @@ fn tables_of_one_name_in_two_schemas_are_captured_as_two_aggregates() {
          create table t1.orders (id int primary key); create table t2.orders (id int primary key);
          select outbox_capture('t1.orders'), outbox_capture('t1.orders')",
     );
-    let error = client.batch_execute("select outbox_capture('t2.orders')").expect_err("the same name");
+    let error = client
+        .batch_execute("select outbox_capture('t2.orders')")
+        .expect_err("the same name");
     let error = error.as_db_error().expect("an error of the server");
     assert_eq!(error.code().code(), "42710", "{error:?}");
     let hint = error.hint().expect("a hint");

@@ -78,6 +78,14 @@ fn read_by_statement(statements: &Statements) -> Result<(i16, Option<String>), U
             format!("ALTER TABLE {schema}.outbox_settings NO FORCE ROW LEVEL SECURITY;"),
         ));
     }
+    let latest = Spi::connect(|client| Ok(client.select_latest(&settings)?.is_empty()));
+    if latest.map_err(internal)? {
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            "outbox_settings has lost its row: nothing can be published",
+            "An administrator calls outbox_configure(): see outbox_health.",
+        ));
+    }
     // outbox_configure() keeps no row that an older snapshot sees: with the old count one key would be in two
     // partitions.
     Err(changed_since(

@@ -109,6 +109,10 @@ impl Store {
         Ok(Spi::get_one(sql)?.unwrap_or_default())
     }
 
+    pub fn record_drawn_seq(&self) -> SpiResult<()> {
+        Spi::run_with_args("select outbox_internal.record_drawn_seq()", &[])
+    }
+
     /// Removes at most `batch` rows of a table that no other row depends on, whose `time` is older than `retention_s`.
     /// `order`: the rows have an index in order of `time`.
     pub fn trim(&self, table: &str, time: &str, order: &str, retention_s: i32, batch: i32) -> SpiResult<i64> {
