@@ -604,3 +604,28 @@ fn the_docs_list_the_keys_of_each_document() {
     named("pause", &json(&["resume"]));
     named("version", &json(&["version"]));
 }
+
+#[test]
+fn json_that_is_deep_or_large_is_shown_as_it_is() {
+    let cluster = quiet_cluster();
+    let nested = |levels: usize| format!("{}1{}", "[".repeat(levels), "]".repeat(levels));
+    cluster.exec(DB, "select outbox_publish('Flat', '{\"a\": {\"b\": 1}}')");
+    let flat = Ctl::new(&cluster, &["show", "1"]).run().well();
+    assert!(flat.contains("\"b\": 1\n"), "{flat}");
+    let mut client = cluster.connect(DB);
+    client.run("set max_stack_depth = '6MB'"); // that the server reads so many levels at all
+    for levels in [5_000, 20_000] {
+        let seq: i64 = client.value(&format!("select outbox_publish('Deep', '{}')", nested(levels)));
+        let shown = Ctl::new(&cluster, &["show", &seq.to_string()]).run().well();
+        let brackets = shown.matches('[').count();
+        assert!(
+            brackets >= levels && shown.len() < 10 * levels,
+            "{levels}: {} bytes",
+            shown.len()
+        );
+    }
+    let wide = format!("[{}1]", "1,".repeat(1_000_000));
+    let seq: i64 = cluster.query_one(DB, &format!("select outbox_publish('Wide', '{wide}')"));
+    let shown = Ctl::new(&cluster, &["show", &seq.to_string()]).run().well();
+    assert!(shown.len() < 4_000_000, "{} bytes", shown.len());
+}

@@ -103,11 +103,19 @@ impl MessageDetail {
     }
 }
 
+/// The largest event whose JSON is indented, and the level from which on it is not.
+const INDENTED_MAX_BYTES: u32 = 100_000;
+const INDENTED_LEVELS: u32 = 20;
+
 /// The query for the columns of event `$1` as texts, each cut after `$2` characters. The server formats the JSON, so
-/// numbers keep all their digits.
+/// numbers keep all their digits. jsonb_pretty() indents each line by its level: 5,000 levels are 100 MB. Large or deep JSON
+/// is shown as it is.
 static EVENT_TEXTS: LazyLock<String> = LazyLock::new(|| {
     let columns = COLUMNS.map(|EventColumn { name, kind, .. }| match kind {
-        ColumnKind::Json => format!("left(jsonb_pretty(e.{name}), $2::integer) as {name}"),
+        ColumnKind::Json => format!(
+            "left(case when e.body_bytes > {INDENTED_MAX_BYTES} or jsonb_path_exists(e.{name}, '$.**{{{INDENTED_LEVELS}}}')
+                       then e.{name}::text else jsonb_pretty(e.{name}) end, $2::integer) as {name}"
+        ),
         _ => format!("left(e.{name}::text, $2::integer) as {name}"),
     });
     format!(
