@@ -1333,9 +1333,9 @@ comment on function outbox_internal.trim_attempts(bigint, integer, integer, time
 
 create table @extschema@.outbox_subscriptions (
   destination     text collate "C" primary key,
-  types           text[], -- NULL = all
-  aggregate_types text[], -- NULL = all
-  headers         jsonb,  -- what the headers of the event contain
+  types           text[] check (pg_catalog.array_position(types, null) is null), -- NULL = all
+  aggregate_types text[] check (pg_catalog.array_position(aggregate_types, null) is null), -- NULL = all
+  headers         jsonb  check (pg_catalog.jsonb_typeof(headers) = 'object'), -- what the headers of the event contain
   when_sql        text,   -- a condition over the columns of the event; NULL = none
   since           timestamptz not null default pg_catalog.now(),
   subscribed_by   text        not null default session_user

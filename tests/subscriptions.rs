@@ -545,3 +545,20 @@ fn an_event_goes_to_one_of_a_thousand_subscribers_by_a_header() {
     received.sort();
     assert_eq!(received, ["/1 1", "/1000 1000", "/500 500"]);
 }
+
+/// A superuser or a restore may write the row. What no subscription can mean would take every event, or fail each publish.
+#[test]
+fn a_row_that_no_subscription_can_have_is_refused() {
+    let cluster = cluster();
+    for row in [
+        "headers) values ('audit', '[1]')",
+        "headers) values ('audit', '\"x\"')",
+        "types) values ('audit', '{A,NULL}')",
+        "aggregate_types) values ('audit', '{NULL}')",
+    ] {
+        let sql = format!("insert into outbox_subscriptions (destination, {row}");
+        assert_eq!(refused(&cluster, &sql).code(), &SqlState::CHECK_VIOLATION, "{sql}");
+    }
+    let mut client = cluster.connect(DB);
+    assert_eq!(enqueued(&mut client, "select outbox_publish('A', '{}')"), "A default");
+}
