@@ -3157,6 +3157,11 @@ declare
   wanted constant bigint := coalesce(max_rows, 9223372036854775807);
   -- Few messages have a key: looked up in the history, instead of in all events batch by batch.
   by_key constant boolean := outbox_replay.key is not null and not asks_events;
+  -- The history has no index in order of seq, only BRIN: without an upper bound each piece would read the rest of it.
+  in_windows constant boolean := source is not null or by_key;
+  last_seq constant bigint := coalesce(seq_to, 9223372036854775807);
+  reach bigint := case when by_key then 9223372036854775807 else piece end;
+  upper bigint;
   reached bigint := coalesce(seq_from, 1) - 1;
   replayed bigint := 0;
   seqs bigint[];
@@ -3170,24 +3175,34 @@ begin
             hint = 'Leave the destination out: then each message goes to its former destination.';
   end if;
   loop
-    seqs := case when source is not null or by_key then array(
+    upper := case when in_windows and reach < last_seq - greatest(reached, 0) then reached + reach else last_seq end;
+    seqs := case when in_windows then array(
       select distinct h.seq from @extschema@.outbox_history h
-      where h.seq > reached and h.seq <= coalesce(seq_to, 9223372036854775807)
+      where h.seq > reached and h.seq <= upper
         and (outbox_replay.key is null or h.key = outbox_replay.key)
         and (source is not null or exists (select from @extschema@.outbox_events e where e.seq = h.seq))
       order by 1 limit piece)
     else array(
       select e.seq from @extschema@.outbox_events e
-      where e.seq > reached and e.seq <= coalesce(seq_to, 9223372036854775807)
+      where e.seq > reached and e.seq <= upper
         and (created_from is null or e.created_at >= created_from)
         and (created_to is null or e.created_at < created_to)
         and (outbox_replay.type is null or e.type = outbox_replay.type)
         and (outbox_replay.aggregate_type is null or e.aggregate_type = outbox_replay.aggregate_type)
         and (outbox_replay.aggregate_id is null or e.aggregate_id = outbox_replay.aggregate_id)
       order by e.seq limit piece) end;
-    exit when cardinality(seqs) = 0;
-    reached := seqs[cardinality(seqs)];
-    is_last := cardinality(seqs) < piece;
+    if cardinality(seqs) = piece then
+      reach := seqs[piece] - reached; -- as far as the next piece is expected to be
+      reached := seqs[piece];
+      is_last := false;
+    else
+      is_last := upper = last_seq or not exists (
+        select from @extschema@.outbox_history h where h.seq > upper and h.seq <= last_seq);
+      reach := least(reach, 4611686018427387903) * 2;
+      reached := upper;
+    end if;
+    exit when cardinality(seqs) = 0 and is_last;
+    continue when cardinality(seqs) = 0;
     if source is not null and asks_events then
       seqs := array(select m.seq
                     from unnest(outbox_internal.source_matching(seqs, outbox_replay.type, outbox_replay.aggregate_type,

@@ -379,3 +379,43 @@ fn a_session_cannot_be_silenced_by_a_setting_made_before_the_library_was_loaded(
         assert_eq!(cluster.query_one::<i64>(DB, stored), 2 * events, "{role}");
     }
 }
+
+/// The history has no index in order of seq.
+#[test]
+fn a_replay_by_criteria_of_a_source_reads_the_history_a_few_times_whatever_its_length() {
+    let cluster = quiet_cluster();
+    let rows = 100_000;
+    cluster.exec(
+        DB,
+        "create role clerk; create table journal (position bigint primary key, kind text, at timestamptz default now());
+         alter table journal owner to clerk;
+         select outbox_source_set('journal', seq => 'position', type => 'kind', created_at => 'at')",
+    );
+    // Seqs with gaps; the last ones are far behind the others.
+    cluster.exec(
+        DB,
+        &format!(
+            "insert into journal (position, kind) select case when i > {rows} - 10 then i + 10 ^ 12 else i * 3 end, 'A'
+             from generate_series(1, {rows}) i;
+             insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination)
+             select position, now(), now(), 1, position % 16, 'default' from journal order by 1;
+             select outbox_internal.summarize_history(); analyze outbox_history_default"
+        ),
+    );
+    let mut client = cluster.connect(DB);
+    let mut transaction = client.transaction().expect("begin");
+    let found: i64 = transaction
+        .query_one("select outbox_replay(type => 'A', max_rows => null)", &[])
+        .expect("a replay")
+        .get(0);
+    assert_eq!(found, rows);
+    let read: i64 = transaction
+        .query_one(
+            "select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint from pg_stat_xact_user_tables
+             where relname like 'outbox_history%'",
+            &[],
+        )
+        .expect("the statistics")
+        .get(0);
+    assert!(read < 5 * rows, "{read} rows read for {rows}");
+}
