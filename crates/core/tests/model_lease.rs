@@ -5,12 +5,15 @@
 //! |---|---|
 //! | [`Lease`] | the row of `outbox_partitions`; each acquisition raises the epoch |
 //! | [`Row`] | a row of `outbox`, its claim token standing for the epoch of the claim; published: in the history |
+//! | [`Worker::chosen`] | the rows that the first half of a claim read; its second half, the statement that marks, is an own step |
 //! | [`Worker::mine`] | what a worker believes of the rows it claimed |
 //! | [`Worker::wire`] | what its publisher handed over to the connection and the broker has not taken yet |
 //! | [`Worker::stale_wire`] | the same of a connection that it closed: the broker may still take it, or not |
 //!
 //! A worker that hangs past its lease is a zombie. It does not know, and still tries to claim and to settle. The broker
 //! takes the messages that it had handed over. Its publisher knows the deadline and hands over no more.
+//!
+//! The statement that marks checks the lease again. The model leaves that out, so what holds here does not need it.
 //!
 //! A pass settles before it claims, so a worker claims only when its lost messages are settled. A broker that nacks is
 //! not modelled: docs/guarantees.md has the order after that.
@@ -41,6 +44,7 @@ const ZOMBIE_DOUBLES: &str = "a zombie can double a message";
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mistake {
     TakeoverClaimsOnlyUnclaimed,
+    MarkIgnoresToken,
     SettleWithoutFence,
     PublisherWithoutDeadline,
     RenewalWithoutFence,
@@ -87,6 +91,8 @@ struct Worker {
     /// The epoch of the lease that it believes to hold.
     epoch: Option<Epoch>,
     past_deadline: bool,
+    /// What it saw of the rows that it is about to mark.
+    chosen: [Option<Row>; ROWS],
     mine: [Mine; ROWS],
     /// The broker takes the first of them next.
     wire: [bool; ROWS],
@@ -119,7 +125,8 @@ enum Action {
     Renew(usize),
     /// In order, with nothing in flight.
     Release(usize),
-    Claim(usize),
+    Choose(usize),
+    Mark(usize),
     HandOver(usize),
     Deliver(usize),
     DeliverStale(usize),
@@ -142,6 +149,7 @@ impl Worker {
         alive: false,
         epoch: None,
         past_deadline: false,
+        chosen: [None; ROWS],
         mine: [Mine::No; ROWS],
         wire: [false; ROWS],
         stale_wire: [false; ROWS],
@@ -150,6 +158,11 @@ impl Worker {
 
     fn first(&self, mine: Mine) -> Option<usize> {
         self.mine.iter().position(|it| *it == mine)
+    }
+
+    /// Between the two halves of a claim.
+    fn is_claiming(&self) -> bool {
+        self.chosen.iter().any(Option::is_some)
     }
 
     /// Handed over and not settled.
@@ -223,7 +236,7 @@ impl Leasing {
 
     /// If the deadline is over the publisher gives up its connection first, and the messages that it did not send.
     fn renew(&self, state: &mut State, w: usize) -> Option<()> {
-        state.workers[w].epoch?;
+        state.workers[w].epoch.filter(|_| !state.workers[w].is_claiming())?;
         if self.made(Mistake::RenewalWithoutFence) {
             state.lease.owner = Some(w);
             state.workers[w].epoch = Some(state.lease.epoch);
@@ -241,7 +254,7 @@ impl Leasing {
 
     fn release(&self, state: &mut State, w: usize) -> Option<()> {
         let worker = &mut state.workers[w];
-        if worker.epoch.is_none() || worker.in_flight() > 0 {
+        if worker.epoch.is_none() || worker.in_flight() > 0 || worker.is_claiming() {
             return None;
         }
         if state.lease.owner == Some(w) && worker.epoch == Some(state.lease.epoch) {
@@ -251,10 +264,10 @@ impl Leasing {
         Some(())
     }
 
-    /// Every unsettled row, whatever worker claimed it. Fenced by the lease: a worker that does not hold it drops it.
-    fn claim(&self, state: &mut State, w: usize) -> Option<()> {
+    /// Reads every unsettled row, whatever worker claimed it, and its lease. A worker that does not hold it drops it.
+    fn choose(&self, state: &mut State, w: usize) -> Option<()> {
         let epoch = state.workers[w].epoch?;
-        if state.workers[w].first(Mine::Lost).is_some() {
+        if state.workers[w].first(Mine::Lost).is_some() || state.workers[w].is_claiming() {
             return None;
         }
         if !holds(state, w) {
@@ -266,12 +279,32 @@ impl Leasing {
             Row::Claimed(other) => other != epoch && !self.made(Mistake::TakeoverClaimsOnlyUnclaimed),
             Row::Uncommitted | Row::Published => false,
         };
-        let found: Vec<usize> = (0..ROWS).filter(|row| claimable(state.rows[*row])).collect();
-        for row in &found {
-            state.rows[*row] = Row::Claimed(epoch);
-            state.workers[w].mine[*row] = Mine::Waiting;
+        let chosen = state.rows.map(|row| claimable(row).then_some(row));
+        state.workers[w].chosen = chosen;
+        state.workers[w].is_claiming().then_some(())
+    }
+
+    /// Marks the chosen rows whose token nobody has changed since. If one has, the worker has missed a row, so it holds
+    /// back the later ones: they go again. So it does if its connection was lost meanwhile, with earlier rows on it.
+    fn mark(&self, state: &mut State, w: usize) -> Option<()> {
+        let epoch = state.workers[w].epoch?;
+        if !state.workers[w].is_claiming() {
+            return None;
         }
-        (!found.is_empty()).then_some(())
+        let mut missed = state.workers[w].first(Mine::Lost).is_some();
+        for row in 0..ROWS {
+            let Some(seen) = state.workers[w].chosen[row].take() else {
+                continue;
+            };
+            let is_there = state.rows[row] != Row::Published;
+            if state.rows[row] == seen || is_there && self.made(Mistake::MarkIgnoresToken) {
+                state.rows[row] = Row::Claimed(epoch);
+                state.workers[w].mine[row] = if missed { Mine::Lost } else { Mine::Waiting };
+            } else {
+                missed = true;
+            }
+        }
+        Some(())
     }
 
     fn hand_over(&self, state: &mut State, w: usize) -> Option<()> {
@@ -289,7 +322,7 @@ impl Leasing {
     /// One statement: confirmed rows are published, lost ones released, if their token is the worker's epoch. If none
     /// was, the worker no longer holds the lease.
     fn settle(&self, state: &mut State, w: usize) -> Option<()> {
-        let epoch = state.workers[w].epoch?;
+        let epoch = state.workers[w].epoch.filter(|_| !state.workers[w].is_claiming())?;
         let fenced = !self.made(Mistake::SettleWithoutFence);
         let mut given = false;
         let mut refused = false;
@@ -395,7 +428,8 @@ impl Leasing {
                     Action::Settle(w),
                     Action::Deliver(w),
                     Action::HandOver(w),
-                    Action::Claim(w),
+                    Action::Mark(w),
+                    Action::Choose(w),
                     Action::Renew(w),
                     Action::Acquire(w),
                 ]
@@ -421,7 +455,8 @@ impl Leasing {
             Action::Acquire(w) => self.acquire(&mut next, w)?,
             Action::Renew(w) => self.renew(&mut next, w)?,
             Action::Release(w) => self.release(&mut next, w)?,
-            Action::Claim(w) => self.claim(&mut next, w)?,
+            Action::Choose(w) => self.choose(&mut next, w)?,
+            Action::Mark(w) => self.mark(&mut next, w)?,
             Action::HandOver(w) => self.hand_over(&mut next, w)?,
             Action::Deliver(w) => deliver(&mut next, w)?,
             Action::DeliverStale(w) => deliver_stale(&mut next, w)?,
@@ -471,7 +506,8 @@ impl Model for Leasing {
             actions.extend([
                 Action::Renew(w),
                 Action::Release(w),
-                Action::Claim(w),
+                Action::Choose(w),
+                Action::Mark(w),
                 Action::HandOver(w),
                 Action::Deliver(w),
                 Action::DeliverStale(w),
@@ -551,6 +587,11 @@ fn a_takeover_that_claims_only_unclaimed_rows_breaks_order() {
 #[test]
 fn a_takeover_that_claims_only_unclaimed_rows_leaves_some_stuck() {
     assert_breaks(NOT_STUCK, Mistake::TakeoverClaimsOnlyUnclaimed);
+}
+
+#[test]
+fn a_mark_that_ignores_the_token_takes_what_another_worker_sends() {
+    assert_breaks(NO_DUPLICATE, Mistake::MarkIgnoresToken);
 }
 
 #[test]
