@@ -952,6 +952,44 @@ fn a_server_without_the_library_delivers_after_its_remedy() {
 }
 
 #[test]
+fn a_trigger_or_a_rule_that_undoes_changes_of_messages_is_named_until_it_is_gone() {
+    let site = Site::shared(&[]);
+    site.cluster.exec(
+        DB,
+        "create function nothing() returns trigger language plpgsql as $$ begin return null; end $$",
+    );
+    for (fault, named) in [
+        (
+            "create trigger keep before delete on outbox for each row execute function nothing()",
+            "trigger keep of public.outbox",
+        ),
+        (
+            "create trigger lose before insert on outbox_waiting for each row execute function nothing()",
+            "trigger lose of public.outbox_waiting",
+        ),
+        (
+            "create rule keep as on delete to outbox do instead nothing",
+            "rule keep of public.outbox",
+        ),
+    ] {
+        site.cluster.exec(DB, fault);
+        site.waits("default");
+        let text = remedy(&site.cluster, "triggers", None, named);
+        type_sql(&site.cluster, command(&text));
+        let (_, then) = text.split_once("in flight: ").expect("a second command");
+        type_sql(&site.cluster, then);
+        site.works(named);
+    }
+    // What only looks on, or changes events, is left alone.
+    site.cluster.exec(
+        DB,
+        "create trigger look after insert on outbox for each row execute function nothing();
+         create trigger stamp before update on outbox_events for each row execute function nothing()",
+    );
+    assert!(health(&site.cluster, "triggers").0);
+}
+
+#[test]
 fn each_altered_function_of_the_extension_is_restored_by_its_remedy() {
     let cluster = quiet_cluster();
     let mut client = cluster.connect(DB);

@@ -481,6 +481,20 @@ with connection as (
   from outbox_internal.shared_memory('server') s (n)
 ), waiting as materialized ( -- read once for all checks
   select f.destination, f.partition, f.seq, f.enqueued_at, f.is_blocked, f.is_stopped from outbox_internal.first_shown f
+), own_table as (
+  select t.oid, t.relname, format('%I.%I', n.nspname, t.relname) as name, t.relowner,
+         t.relrowsecurity and t.relforcerowsecurity as is_secured
+  from pg_class t join pg_namespace n on n.oid = t.relnamespace
+  where t.relkind in ('r', 'p') and (
+    exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
+            where d.classid = 'pg_class'::regclass and d.objid = t.oid
+              and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
+    or t.oid in (select i.inhrelid from pg_inherits i where i.inhparent = '@extschema@.outbox_history'::regclass))
+), foreign_trigger as (
+  select t.tgname, t.tgtype, o.oid, o.name, o.relname from own_table o join pg_trigger t on t.tgrelid = o.oid
+  where not t.tgisinternal and t.tgenabled <> 'D'
+    and not exists (select from pg_depend d where d.classid = 'pg_proc'::regclass and d.objid = t.tgfoid
+                    and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
 )
 select 'preload' as "check", null::text as destination,
        'outbox is not in shared_preload_libraries: no worker runs, messages wait' as problem,
@@ -595,6 +609,21 @@ where r.rolname is null or r.rolsuper or m.member is not null
 union all
 select 'schema', null, x.problem, x.remedy from (select s.* from outbox_internal.schema_problem() s limit 1) x
 union all
+-- Events may have triggers of others: what one changes or leaves out is no message yet.
+select 'triggers', null, x.problem,
+       x.undo || '; then a new lease sends again what stays in flight: select pg_terminate_backend(pid) from'
+                 ' outbox_worker_status where alive'
+from (
+  select format('trigger %I of %s runs before each change of a row, and can undo it: messages may be lost, stuck or sent'
+                ' again', t.tgname, t.name) as problem,
+         format('ALTER TABLE %s DISABLE TRIGGER %I', t.name, t.tgname) as undo
+  from foreign_trigger t where t.tgtype & 3 = 3 and t.relname <> 'outbox_events' -- BEFORE, FOR EACH ROW
+  union all
+  select format('rule %I of %s replaces changes of rows: messages may be lost, stuck or sent again', r.rulename, o.name),
+         format('DROP RULE %I ON %s', r.rulename, o.name)
+  from own_table o join pg_rewrite r on r.ev_class = o.oid where r.ev_enabled <> 'D'
+  order by 1 limit 1) x
+union all
 select 'workers', null,
        case when h.pid is not null then format('%s hangs: its process %s wrote its last heartbeat at %s', h.worker_id, h.pid,
                                                date_trunc('seconds', h.heartbeat_at))
@@ -682,25 +711,13 @@ union all
 select 'database', null, 'a statement of a worker fails: ' || g.n[3],
        coalesce('undo what the error names, for example: ' || (
          select c.command
-         from (select t.oid, t.relowner, t.relrowsecurity and t.relforcerowsecurity as is_secured,
-                      format('ALTER TABLE %I.%I ', n.nspname, t.relname) as alter
-               from pg_class t join pg_namespace n on n.oid = t.relnamespace
-               where t.relkind in ('r', 'p') and (
-                 exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
-                         where d.classid = 'pg_class'::regclass and d.objid = t.oid
-                           and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
-                 or t.oid in (select i.inhrelid from pg_inherits i
-                              where i.inhparent = '@extschema@.outbox_history'::regclass))) part
-         cross join lateral (
-           select 1 as rank, part.alter || format('OWNER TO %I', s.worker_role) as command
-           where pg_get_userbyid(part.relowner) <> s.worker_role
+         from (
+           select 1 as rank, format('ALTER TABLE %s OWNER TO %I', o.name, s.worker_role) as command
+           from own_table o where pg_get_userbyid(o.relowner) <> s.worker_role
            union all
-           select 2, part.alter || 'NO FORCE ROW LEVEL SECURITY' where part.is_secured
+           select 2, format('ALTER TABLE %s NO FORCE ROW LEVEL SECURITY', o.name) from own_table o where o.is_secured
            union all
-           select 3, part.alter || format('DISABLE TRIGGER %I', t.tgname) from pg_trigger t
-           where t.tgrelid = part.oid and not t.tgisinternal and t.tgenabled <> 'D'
-             and not exists (select from pg_depend d where d.classid = 'pg_proc'::regclass and d.objid = t.tgfoid
-                             and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')) c
+           select 3, format('ALTER TABLE %s DISABLE TRIGGER %I', t.name, t.tgname) from foreign_trigger t) c
          order by c.rank, c.command limit 1),
          format('undo what the error names: the tables of outbox belong to %s, and have neither row security nor triggers of'
                 ' others', s.worker_role)) || '; the log of the server has the whole error'
@@ -864,7 +881,7 @@ comment on view outbox_internal.problems is
 
 create view @extschema@.outbox_health as
 select c.name as "check", p.destination, p.problem is null as ok, p.problem collate "default" as problem, p.remedy
-from unnest('{preload,enabled,standby,version,standbys,identity,partitions,sequence,role,schema,workers,destination,database,'
+from unnest('{preload,enabled,standby,version,standbys,identity,partitions,sequence,role,schema,triggers,workers,destination,database,'
             'source,paused,broker,blocked,retrying,dead letters,keys,room,transactions,locks,lag}'::text[])
        with ordinality c (name, n)
 left join outbox_internal.problems p on p."check" = c.name
