@@ -268,7 +268,7 @@ comment on function outbox_internal.unix_seconds(timestamptz) is
   'A time in whole seconds since 1970, rounded down.';
 
 create view outbox_internal.event_text as
-select e.ctid as event_tid, e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.operation,
+select e.seq as event_seq, e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.operation,
        outbox_internal.json_text(e.payload) as payload,
        outbox_internal.json_text(e.previous_payload) as previous_payload,
        outbox_internal.json_text(e.metadata) as metadata,
@@ -276,7 +276,7 @@ select e.ctid as event_tid, e.id::text as id, e.type, e.aggregate_type, e.aggreg
        outbox_internal.utc_text(e.created_at) as created_at, outbox_internal.unix_seconds(e.created_at) as created_at_s
 from @extschema@.outbox_events e;
 comment on view outbox_internal.event_text is
-  'Events as a worker reads them: where each is, its columns as texts, and when it was created, also in whole'
+  'Events as a worker reads them: the seq of each, its columns as texts, and when it was created, also in whole'
   ' seconds.';
 
 create table @extschema@.outbox (
@@ -1637,10 +1637,10 @@ comment on function outbox_internal.commit_position(xid) is
   'Worker protocol: the WAL position that must be on disk for this committed transaction to be durable; 0 = it has'
   ' waited for that.';
 
--- Never read: a row type, whose last columns are those of event_text, whatever they are.
+-- Never read: a row type. Its first columns are those that mark() returns, its last ones those of event_text.
 create view outbox_internal.claimed as
-select o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer as crashes,
-       o.claim_token, null::bigint as wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, e.*
+select o.ctid as tid, o.seq, o.partition, o.key, o.attempts, o.crashes::integer as crashes, o.claim_token, o.replayed,
+       o.enqueued_at, o.expires_at, null::bigint as wal_position, null::text as remark, e.*
 from @extschema@.outbox o, outbox_internal.event_text e where false;
 comment on view outbox_internal.claimed is
   'The row type of a claimed message with its event. id is NULL if the event store lacks the event. WAL must be on'
@@ -1648,6 +1648,12 @@ comment on view outbox_internal.claimed is
   ' a seq the remark says why the message can never be sent. Without a seq the row is not a message, and its remark'
   ' says why the claim has no more. It is cut (the limit of bytes was reached), missed (other sessions changed rows'
   ' meanwhile) or paused (the destination is paused, and nothing was read).';
+
+-- Rows that a claim is about to mark. token: that of an earlier claim, which ended without a settle. share: how much of
+-- the limit of bytes it takes.
+create type outbox_internal.chosen as (tid tid, seq bigint, token bigint, share bigint, wal_position bigint);
+comment on type outbox_internal.chosen is
+  'A row of outbox that a claim has chosen and not marked.';
 
 -- Text that leaves the server. A client gets text in its own encoding; if a conversion fails, the whole statement
 -- fails, with all its rows. So a text that cannot be UTF-8 is found here, before it is sent, and affects only its row.
@@ -1669,18 +1675,6 @@ comment on function outbox_internal.of_utf8(bytea) is
   'Converts UTF-8 to a text, with a question mark for each character that the encoding of the database lacks.';
 
 -- No SET clause: it is inlined into the claims.
-create function outbox_internal.remarks(seen bigint, wanted bigint, claimed bigint, is_paused boolean)
-returns setof text language sql immutable parallel safe as $$
-  select r.remark
-  from (values ('cut', $1 operator(pg_catalog.>) $2), ('missed', $2 operator(pg_catalog.>) $3), ('paused', $4))
-    as r (remark, applies)
-  where r.applies;
-$$;
-comment on function outbox_internal.remarks(bigint, bigint, bigint, boolean) is
-  'The remarks of a claim, from the numbers of messages that it saw, wanted and got, and whether it read at all: cut,'
-  ' missed, paused.';
-
--- No SET clause: it is inlined into the claims.
 create function outbox_internal.crash_weight(crashes integer, bytes_max bigint)
 returns bigint language sql immutable parallel safe as $$
   select case
@@ -1693,118 +1687,158 @@ comment on function outbox_internal.crash_weight(integer, bigint) is
   'The share of a claim that a message takes with which workers crashed: after one crash a hundred fit, after two ten,'
   ' then one. So the next crash charges few messages in addition to the one that caused it.';
 
--- A claim takes pointers, limited by body_bytes, and reads only their events, at its very end. Rows of a CTE, of a sort
--- and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins sorted
--- rows, and its rows go to the worker as they are produced. One snapshot serves all of it, so the second read finds an
--- event by its ctid. OFFSET 0 keeps the planner from reading all events once instead, if its settings make a lookup
--- look expensive. A worker in the server plans the bodies of claim, claim_waiting and claim_unleased itself, once. A
--- call is a function in FROM, and with its SET clauses it costs as much again as the claim of one message. So their
--- parameters have numbers. A worker outside calls them.
+-- A claim chooses rows, limited by body_bytes, and one statement marks them. What the statement returns is claimed: other
+-- sessions may have changed rows since they were chosen. Only then the events are read, at the very end, because rows of
+-- a CTE, of a sort and of a function in FROM are copied. A worker in the server chooses the rows of its lanes by an index
+-- scan and runs the body of mark() as a prepared statement (src/worker/store/claimed.rs).
+
+create function outbox_internal.mark(
+  tids tid[], tokens bigint[], worker text, partitions smallint[], epochs bigint[], token bigint, claim_until timestamptz,
+  out tid tid, out seq bigint, out partition smallint, out key text, out attempts integer, out crashes integer,
+  out claim_token bigint, out replayed boolean, out enqueued_at timestamptz, out expires_at timestamptz
+) returns setof record language sql volatile set search_path = pg_catalog, pg_temp as $$
+  update @extschema@.outbox o
+  set claim_token = coalesce($5[o.partition + 1], $6), claim_until = $7,
+      crashes = o.crashes + case when o.claim_token is null then 0 else 1 end
+  -- The rows that were chosen, as they were then: this statement may have waited for another worker that marked one. (Up
+  -- to the minors of 2025, a row that was found by its ctid is not looked up again after the wait.) "+ 0" leaves the ctid
+  -- as the only way to find the rows, whatever the planner thinks of the size of the table.
+  where o.ctid = any ($1) and (o.claim_token is null or o.claim_token = any ($2))
+    and ($3 is null or o.partition + 0 = any (array(
+      select p.partition::integer from @extschema@.outbox_partitions p
+      where p.partition = any ($4) and p.lease_owner = $3 and p.lease_epoch = $5[p.partition + 1])))
+  returning o.ctid, o.seq, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token, o.replayed, o.enqueued_at,
+            o.expires_at;
+$$;
+comment on function outbox_internal.mark(tid[], bigint[], text, smallint[], bigint[], bigint, timestamptz) is
+  'Worker protocol: claims chosen rows, and returns those that it has claimed, in any order. tokens: those of earlier'
+  ' claims that the rows may carry. With a worker, only rows of the partitions that it leases with these epochs (of'
+  ' partition n the element n + 1), which become the tokens of the claim; without one, token and claim_until.';
+
+create function outbox_internal.within_bytes(chosen outbox_internal.chosen[], bytes_max bigint)
+returns tid[] language sql immutable set search_path = pg_catalog, pg_temp as $$
+  select array_agg(c.tid order by c.seq)
+  from (select u.tid, u.seq, sum(u.share) over (order by u.seq) - u.share as bytes_before from unnest($1) u) c
+  where c.bytes_before < $2;
+$$;
+comment on function outbox_internal.within_bytes(outbox_internal.chosen[], bigint) is
+  'The first of the chosen rows, by seq, until their shares reach bytes_max; at least one.';
+
+create function outbox_internal.claim_chosen(
+  chosen outbox_internal.chosen[], worker text, partitions smallint[], epochs bigint[], token bigint,
+  claim_until timestamptz, bytes_max bigint, remarks text[] default '{}'
+) returns setof outbox_internal.claimed language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  tids constant tid[] := outbox_internal.within_bytes(chosen, bytes_max);
+  wal_position constant bigint := (select max(u.wal_position) from unnest(chosen) u);
+begin
+  return query
+  with marked as materialized (
+    select m.* from outbox_internal.mark(
+      tids, array(select distinct u.token from unnest(chosen) u where u.token is not null), worker, partitions, epochs,
+      token, claim_until) m
+  )
+  select c.tid, c.seq, c.partition, c.key, c.attempts, c.crashes, c.claim_token, c.replayed, c.enqueued_at,
+         c.expires_at, wal_position, c.remark, e.*
+  from (
+    select m.*, null::text as remark from marked m
+    union all
+    select null, null, null, null, null, null, null, null, null, null, r.remark
+    from unnest(remarks || case when cardinality(tids) < cardinality(chosen) then 'cut' end
+                        || case when (select count(*) from marked) < cardinality(tids) then 'missed' end) r (remark)
+    where r.remark is not null
+    order by 2
+  ) c
+  left join lateral (select t.* from outbox_internal.event_text t where t.event_seq = c.seq offset 0) e on true
+  order by c.seq;
+end
+$$;
+comment on function outbox_internal.claim_chosen(
+  outbox_internal.chosen[], text, smallint[], bigint[], bigint, timestamptz, bigint, text[]) is
+  'Worker protocol: claims chosen rows up to bytes_max of bodies, by mark(). Returns those that it has'
+  ' claimed with their events, in order of seq, and remarks.';
 
 create function outbox_internal.claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], cursors bigint[],
   bytes_max bigint, read_limit bigint default 9223372036854775807
-) returns setof outbox_internal.claimed language sql volatile
+) returns setof outbox_internal.claimed language plpgsql volatile
 security definer set search_path = pg_catalog, pg_temp as $$
-  with pick as materialized (
-    select due.*, l.epoch, sum(due.share) over (order by due.seq) - due.share as bytes_before
-    from unnest($3, $4, $5, $6) as l (partition, epoch, n, cursor)
+#variable_conflict use_column
+declare
+  me constant text := outbox_internal.check_worker(worker);
+begin
+  -- A worker notices a pause later than a relay of another session, which may hold messages by then.
+  if exists (select from @extschema@.outbox_paused z where z.destination = claim.destination) then
+    return query select * from outbox_internal.claim_chosen(
+      '{}', me, partitions, epochs, null, null, bytes_max, '{paused}'::text[]);
+    return;
+  end if;
+  return query select * from outbox_internal.claim_chosen(array(
+    select row(due.tid, due.seq, due.claim_token, due.share, due.wal_position)::outbox_internal.chosen
+    from unnest(partitions, limits, cursors) as l (partition, n, cursor)
+    join @extschema@.outbox_partitions p
+      on p.partition = l.partition and p.lease_owner = me and p.lease_epoch = epochs[l.partition + 1]
     -- A row claimed by an earlier epoch counts as unclaimed: the new owner of a lease takes over all unsettled rows.
     cross join lateral (
-      select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq,
-             o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
+      select o.ctid as tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq, o.claim_token,
              coalesce(e.body_bytes, 0) + outbox_internal.crash_weight(
-               o.crashes + case when o.claim_token is null then 0 else 1 end, $7) as share, e.ctid as event_tid
+               o.crashes + case when o.claim_token is null then 0 else 1 end, bytes_max) as share
       from @extschema@.outbox o left join @extschema@.outbox_events e on e.seq = o.seq
-      where o.destination = $2 and o.partition = l.partition and o.seq > l.cursor and o.seq <= $8
-        and o.claim_token is distinct from l.epoch
+      where o.destination = claim.destination and o.partition = l.partition and o.seq > l.cursor and o.seq <= read_limit
+        and o.claim_token is distinct from p.lease_epoch
       order by o.destination, o.partition, o.seq limit l.n
     ) due
-    where exists (select from @extschema@.outbox_partitions p
-                  where p.partition = l.partition and p.lease_owner = outbox_internal.check_worker($1) and p.lease_epoch = l.epoch)
-      -- A worker notices a pause later than a relay of another session, which may hold messages by then.
-      and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
-      -- Always true. It leaves one lane for the planner: with more, a planner that takes outbox for empty (vacuum saw
-      -- it so) would join each of its rows with all claimed rows.
-      and l.n between 1 and 1000000000
-  ), claimed as (
-    update @extschema@.outbox o set claim_token = pick.epoch, crashes = pick.crashes
-    from pick where o.ctid = pick.row_tid and pick.bytes_before < $7
-    returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
-              pick.wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, pick.event_tid
-  )
-  select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, c.wal_position,
-         c.replayed, c.enqueued_at, c.remark, c.expires_at, e.*
-  from (
-    select * from claimed
-    union all
-    select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
-    from (select count(*) as seen, count(*) filter (where p.bytes_before < $7) as wanted,
-                 (select count(*) from claimed) as got from pick p) n
-    cross join lateral outbox_internal.remarks(
-      n.seen, n.wanted, n.got, exists (select from @extschema@.outbox_paused z where z.destination = $2)) r (remark)
-    order by 2
-  ) c
-  left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
-  order by c.seq;
+    -- Always true. It leaves one lane for the planner: with more, a planner that takes outbox for empty (vacuum saw
+    -- it so) would join each of its rows with all claimed rows.
+    where l.n between 1 and 1000000000
+  ), me, partitions, epochs, null, null, bytes_max);
+end
 $$;
 comment on function outbox_internal.claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
   'Worker protocol: claims messages of leased partitions with their events, in order of seq, up to the seq'
-  ' read_limit. Each partition has a limit and a cursor. Stops after bytes_max of bodies.';
+  ' read_limit. Each partition has a limit and a cursor; the epoch of partition n is the element n + 1. Stops after'
+  ' bytes_max of bodies.';
 
 create function outbox_internal.claim_waiting(
-  worker text, destination text, partition smallint, key text, epoch bigint, read_limit bigint, n integer,
+  worker text, destination text, partition smallint, key text, epochs bigint[], read_limit bigint, n integer,
   bytes_max bigint
-) returns setof outbox_internal.claimed language sql volatile
+) returns setof outbox_internal.claimed language plpgsql volatile
 security definer set search_path = pg_catalog, pg_temp as $$
-  with held as materialized (
-    -- Locked until COMMIT: otherwise the next owner could have read the lane before the rows are in it.
-    select p.partition from @extschema@.outbox_partitions p
-    where p.partition = $3 and p.lease_owner = outbox_internal.check_worker($1) and p.lease_epoch = $5
-      and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
-    for key share
-  ), pick as materialized (
-    select due.*, sum(due.share) over (order by due.seq) - due.share as bytes_before
-    from held cross join lateral (
-      select w.ctid as row_tid, outbox_internal.commit_position(w.xmin) as wal_position, w.seq,
-             coalesce(e.body_bytes, 0)::bigint as share, e.ctid as event_tid
-      from @extschema@.outbox_waiting w left join @extschema@.outbox_events e on e.seq = w.seq
-      where w.state = 'g' and w.destination = $2 and w.partition = held.partition and w.key collate "C" = $4 and w.seq <= $6
-      order by w.destination, w.partition, w.key collate "C", w.seq limit $7
-    ) due
-  ), gone as (
-    delete from @extschema@.outbox_waiting w using pick
-    where w.ctid = pick.row_tid and pick.bytes_before < $8
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
-              w.expires_at
-  ), claimed as (
-    insert into @extschema@.outbox as o
-      (seq, enqueued_at, claim_token, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-    select g.seq, g.enqueued_at, $5, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key,
-           g.last_error, g.expires_at
-    from gone g
-    returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
-              o.replayed, o.enqueued_at, o.expires_at, outbox_internal.record_shown(o.destination, o.partition, o.seq)
-  )
-  select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, c.wal_position,
-         c.replayed, c.enqueued_at, c.remark, c.expires_at, e.*
-  from (
-    select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, p.wal_position,
-           c.replayed, c.enqueued_at, null::text as remark, c.expires_at, p.event_tid
-    from claimed c join pick p on p.seq = c.seq
-    union all
-    select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
-    from (select count(*) as seen, count(*) filter (where p.bytes_before < $8) as wanted,
-                 (select count(*) from claimed) as got from pick p) n
-    cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got, false) r (remark)
-    order by 2
-  ) c
-  left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
-  order by c.seq;
+#variable_conflict use_column
+declare
+  me constant text := outbox_internal.check_worker(worker);
+  waiting outbox_internal.chosen[];
+  tids tid[];
+  moved outbox_internal.chosen[];
+begin
+  -- Locked until COMMIT: otherwise the next owner could have read the lane before the rows are in it.
+  perform from @extschema@.outbox_partitions p
+  where p.partition = claim_waiting.partition and p.lease_owner = me and p.lease_epoch = epochs[p.partition + 1]
+    and not exists (select from @extschema@.outbox_paused z where z.destination = claim_waiting.destination)
+  for key share;
+  if not found then
+    return;
+  end if;
+  waiting := array(
+    select row(w.ctid, w.seq, null, coalesce(e.body_bytes, 0), outbox_internal.commit_position(w.xmin))::outbox_internal.chosen
+    from @extschema@.outbox_waiting w left join @extschema@.outbox_events e on e.seq = w.seq
+    where w.state = 'g' and w.destination = claim_waiting.destination and w.partition = claim_waiting.partition
+      and w.key collate "C" = claim_waiting.key and w.seq <= read_limit
+    order by w.destination, w.partition, w.key collate "C", w.seq limit n);
+  tids := outbox_internal.within_bytes(waiting, bytes_max);
+  moved := array(
+    select row(r.tid, r.seq, null, 0, (select max(u.wal_position) from unnest(waiting) u))::outbox_internal.chosen
+    from outbox_internal.make_ready(tids) r);
+  return query select * from outbox_internal.claim_chosen(
+    moved, me, array[claim_waiting.partition], epochs, null, null, bytes_max,
+    array[case when cardinality(tids) < cardinality(waiting) then 'cut' end,
+          case when cardinality(moved) < cardinality(tids) then 'missed' end]);
+end
 $$;
-comment on function outbox_internal.claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
-  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq read_limit; stops'
-  ' after bytes_max of bodies.';
+comment on function outbox_internal.claim_waiting(text, text, smallint, text, bigint[], bigint, integer, bigint) is
+  'Worker protocol: brings back and claims the first n messages of a key that wait behind another, up to the seq'
+  ' read_limit; stops after bytes_max of bodies.';
 
 create function outbox_internal.waits(destination text, partition smallint, key text)
 returns boolean language sql stable security definer set search_path = pg_catalog, pg_temp as $$
@@ -1814,57 +1848,47 @@ $$;
 comment on function outbox_internal.waits(text, smallint, text) is
   'Worker protocol: whether messages of a key wait behind another.';
 
+create function outbox_internal.choose_unleased(destination text, token bigint, batch integer, bytes_max bigint)
+returns outbox_internal.chosen[] language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  return array(
+    select row(l.tid, l.seq, l.claim_token,
+               coalesce(e.body_bytes, 0) + outbox_internal.crash_weight(
+                 l.crashes + case when l.claim_token is null then 0 else 1 end, choose_unleased.bytes_max),
+               l.wal_position)::outbox_internal.chosen
+    from (
+      select o.ctid as tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq, o.claim_token, o.crashes
+      from @extschema@.outbox o
+      where o.destination = choose_unleased.destination
+        and (o.claim_until is null or o.claim_until <= now() and not outbox_internal.claims_last(o.claim_token))
+        and o.claim_token is distinct from choose_unleased.token
+        and (o.expires_at is null or o.expires_at > clock_timestamp())
+      limit choose_unleased.batch for update skip locked
+    ) l left join @extschema@.outbox_events e on e.seq = l.seq);
+end
+$$;
+comment on function outbox_internal.choose_unleased(text, bigint, integer, bigint) is
+  'Worker protocol with leasing off: locks rows of any partition that nobody else claims.';
+
 create function outbox_internal.claim_unleased(
   destination text, token bigint, claim_ttl_s integer, batch integer, bytes_max bigint
-) returns setof outbox_internal.claimed language sql volatile
-set search_path = pg_catalog, pg_temp as $$
-  with locked as materialized (
-    select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq, o.claim_token, o.crashes
-    from @extschema@.outbox o
-    where o.destination = $1
-      and (o.claim_until is null or o.claim_until <= now() and not outbox_internal.claims_last(o.claim_token))
-      and o.claim_token is distinct from $2
-      and (o.expires_at is null or o.expires_at > clock_timestamp())
-    limit $4 for update skip locked
-  ), pick as materialized (
-    select l.row_tid, l.wal_position, l.seq, case when l.claim_token is null then 0 else 1 end as crashed,
-           sum(x.share) over (order by l.seq) - x.share as bytes_before, e.ctid as event_tid
-    from locked l left join @extschema@.outbox_events e on e.seq = l.seq
-    cross join lateral (select coalesce(e.body_bytes, 0) + outbox_internal.crash_weight(
-      l.crashes + case when l.claim_token is null then 0 else 1 end, $5) as share) x
-  ), claimed as (
-    -- Another worker may claim the row once claim_until has passed and this worker no longer renews its claims.
-    update @extschema@.outbox o
-    set claim_token = $2, claim_until = now() + make_interval(secs => $3),
-        crashes = o.crashes + pick.crashed
-    from pick where o.ctid = pick.row_tid and pick.bytes_before < $5
-    returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
-              pick.wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, pick.event_tid
-  )
-  select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, c.wal_position,
-         c.replayed, c.enqueued_at, c.remark, c.expires_at, e.*
-  from (
-    select * from claimed
-    union all
-    select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
-    from (select count(*) as seen, count(*) filter (where p.bytes_before < $5) as wanted,
-                 (select count(*) from claimed) as got from pick p) n
-    cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got, false) r (remark)
-    order by 2
-  ) c
-  left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
-  order by c.seq;
+) returns setof outbox_internal.claimed language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  -- Another worker may claim the row once claim_until has passed and this worker no longer renews its claims.
+  return query select * from outbox_internal.claim_chosen(
+    outbox_internal.choose_unleased($1, $2, $4, $5), null, null, null, $2, now() + make_interval(secs => $3), $5);
+end
 $$;
 comment on function outbox_internal.claim_unleased(text, bigint, integer, integer, bigint) is
   'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max'
   ' of bodies. Without any order.';
 
 create function outbox_internal.make_ready(
-  tids tid[], out destination text, out partition smallint, out seq bigint
+  tids tid[], out destination text, out partition smallint, out seq bigint, out tid tid
 ) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
-  for destination, partition, seq in
+  for destination, partition, seq, tid in
     with gone as (
       delete from @extschema@.outbox_waiting w where w.ctid = any (tids)
       returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
@@ -1874,7 +1898,7 @@ begin
       (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
     select g.* from gone g
     on conflict do nothing
-    returning o.destination, o.partition, o.seq
+    returning o.destination, o.partition, o.seq, o.ctid
   loop
     perform outbox_internal.record_shown(destination, partition, seq);
     return next;
@@ -3564,7 +3588,7 @@ comment on function outbox_internal.record_took(bigint[]) is
 
 create function outbox_internal.claimable_heads(
   destination text, partitions smallint[], lane_rows integer, by_partition boolean,
-  out tid tid, out seq bigint, out key text, out partition smallint
+  out tid tid, out seq bigint, out key text, out partition smallint, out claim_token bigint
 ) returns setof record language sql stable
 set search_path = pg_catalog, pg_temp as $$
   with blocked as materialized (
@@ -3577,7 +3601,7 @@ set search_path = pg_catalog, pg_temp as $$
       where o.destination = $1 and o.partition = p.n and (o.expires_at is null or o.expires_at > clock_timestamp())
       order by o.destination, o.partition, o.seq limit $3) x
   )
-  select l.tid, l.seq, l.key, l.partition from lane l
+  select l.tid, l.seq, l.key, l.partition, l.claim_token from lane l
   where (l.claim_token is null or not outbox_internal.claim_is_live(l.claim_token, l.partition, l.claim_until))
     -- A worker notices a pause later.
     and not outbox_internal.is_taken($1, l.partition, l.seq)
@@ -3637,6 +3661,8 @@ declare
   held bigint[];
   free bigint[] := '{}';
   message record;
+  chosen outbox_internal.chosen[];
+  held_until timestamptz;
 begin
   -- The commit of a claim puts all that it saw on disk.
   if current_setting('synchronous_commit') = 'off' then
@@ -3676,61 +3702,53 @@ begin
           where w.expires_at <= (select clock_timestamp()) and w.destination = to_destination limit 1000),
     null::bigint[]) e;
   if not settings.leasing then
-    return query
-    select c.seq, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s', c.replayed
-    from outbox_internal.claim_unleased(to_destination, token, ttl_s::integer, max_rows, bytes_max) c
-    where c.remark is null;
-    return;
-  end if;
-  -- Messages behind one that has ended since: the first of each key. In a partition with one order, all that wait
-  -- by their key from before that order was set.
-  perform from outbox_internal.make_ready(array(
-    select w.ctid from outbox_internal.blocked_keys(settings.partitions) g
-    cross join lateral (
-      select x.ctid from @extschema@.outbox_waiting x
-      where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key collate "C" = g.key
-      order by x.seq limit case when not by_partition then 1 end) w
-    where g.destination = to_destination and (g.blocker is null or by_partition) and g.followers));
+    chosen := outbox_internal.choose_unleased(to_destination, token, max_rows, bytes_max);
+  else
+    -- Messages behind one that has ended since: the first of each key. In a partition with one order, all that wait
+    -- by their key from before that order was set.
+    perform from outbox_internal.make_ready(array(
+      select w.ctid from outbox_internal.blocked_keys(settings.partitions) g
+      cross join lateral (
+        select x.ctid from @extschema@.outbox_waiting x
+        where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key collate "C" = g.key
+        order by x.seq limit case when not by_partition then 1 end) w
+      where g.destination = to_destination and (g.blocker is null or by_partition) and g.followers));
 
-  -- Read, then read the open transactions, then read again and claim. A transaction with a lower seq of the key is
-  -- either still open at the second step, or visible to the third.
-  loop
-    select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
-    from outbox_internal.claimable_heads(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
-    -- Many messages of few keys: read further.
-    exit when cardinality(seqs) >= max_rows or by_partition or lane_rows > 100000000 or not exists (
-      select from unnest(settings.partitions) p (n) cross join lateral (
-        select from @extschema@.outbox o where o.destination = to_destination and o.partition = p.n
-        order by o.destination, o.partition, o.seq offset lane_rows limit 1) x);
-    lane_rows := lane_rows * 8;
-  end loop;
-  held := outbox_internal.behind_open_transactions(by_partition, seqs, keys, places);
-  for message in
-    select c.seq, c.partition from unnest(seqs, places) c (seq, partition)
-    where c.seq <> all (held) order by c.seq limit max_rows
-  loop
-    -- A worker notices a pause later than this session.
-    if outbox_internal.withdraw_unless_taken(to_destination, message.partition, message.seq) then
-      free := free || message.seq;
-    end if;
-  end loop;
+    -- Read, then read the open transactions, then read again and claim. A transaction with a lower seq of the key is
+    -- either still open at the second step, or visible to the third.
+    loop
+      select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
+      from outbox_internal.claimable_heads(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
+      -- Many messages of few keys: read further.
+      exit when cardinality(seqs) >= max_rows or by_partition or lane_rows > 100000000 or not exists (
+        select from unnest(settings.partitions) p (n) cross join lateral (
+          select from @extschema@.outbox o where o.destination = to_destination and o.partition = p.n
+          order by o.destination, o.partition, o.seq offset lane_rows limit 1) x);
+      lane_rows := lane_rows * 8;
+    end loop;
+    held := outbox_internal.behind_open_transactions(by_partition, seqs, keys, places);
+    for message in
+      select c.seq, c.partition from unnest(seqs, places) c (seq, partition)
+      where c.seq <> all (held) order by c.seq limit max_rows
+    loop
+      -- A worker notices a pause later than this session.
+      if outbox_internal.withdraw_unless_taken(to_destination, message.partition, message.seq) then
+        free := free || message.seq;
+      end if;
+    end loop;
+    chosen := array(
+      select row(f.tid, f.seq, f.claim_token, coalesce(e.body_bytes, 0), null)::outbox_internal.chosen
+      from outbox_internal.claimable_heads(to_destination, settings.partitions, lane_rows::integer, by_partition) f
+      left join @extschema@.outbox_events e on e.seq = f.seq
+      where f.seq = any (free));
+  end if;
+  held_until := clock_timestamp() + ttl_s * interval '1 s';
   return query
-  with chosen as materialized (
-    select f.tid, f.seq
-    from outbox_internal.claimable_heads(to_destination, settings.partitions, lane_rows::integer, by_partition) f
-    where f.seq = any (free) order by f.seq
-  ), sized as materialized (
-    -- Limited by a column: no body is read for it.
-    select c.tid, sum(coalesce(e.body_bytes, 0)) over (order by c.seq) - coalesce(e.body_bytes, 0) as bytes_before
-    from chosen c left join @extschema@.outbox_events e on e.seq = c.seq
-  ), claimed as (
-    update @extschema@.outbox o
-    set claim_token = token, claim_until = clock_timestamp() + ttl_s * interval '1 s',
-        crashes = o.crashes + case when o.claim_token is null then 0 else 1 end
-    from sized s where o.ctid = s.tid and s.bytes_before < bytes_max
-    returning o.seq, o.key, o.attempts, o.claim_token, o.claim_until, o.replayed
-  )
-  select c.* from claimed c;
+  select m.seq, m.key, m.attempts, m.claim_token, held_until, m.replayed
+  from outbox_internal.mark(
+    outbox_internal.within_bytes(chosen, bytes_max),
+    array(select distinct c.token from unnest(chosen) c where c.token is not null), null::text, null::smallint[],
+    null::bigint[], token, held_until) m;
 end
 $$;
 comment on function outbox_internal.relay_claim(integer, text, double precision, bigint) is
@@ -3788,7 +3806,7 @@ begin
           when e.body_bytes > event_bytes_max then
             format('the event has %s bytes, which exceeds the limit of 15 MiB', e.body_bytes)
           when is_converted then (
-            select outbox_internal.unreadable(c.key, t) from outbox_internal.event_text t where t.event_tid = e.ctid)
+            select outbox_internal.unreadable(c.key, t) from outbox_internal.event_text t where t.event_seq = e.seq)
           end as why offset 0) u
         where u.why is not null
       loop
@@ -4486,6 +4504,20 @@ with connection as (
   from outbox_internal.shared_memory('server') s (n)
 ), waiting as materialized ( -- read once for all checks
   select f.destination, f.partition, f.seq, f.enqueued_at, f.is_blocked, f.is_stopped from outbox_internal.first_shown f
+), own_table as (
+  select t.oid, t.relname, format('%I.%I', n.nspname, t.relname) as name, t.relowner,
+         t.relrowsecurity and t.relforcerowsecurity as is_secured
+  from pg_class t join pg_namespace n on n.oid = t.relnamespace
+  where t.relkind in ('r', 'p') and (
+    exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
+            where d.classid = 'pg_class'::regclass and d.objid = t.oid
+              and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
+    or t.oid in (select i.inhrelid from pg_inherits i where i.inhparent = '@extschema@.outbox_history'::regclass))
+), foreign_trigger as (
+  select t.tgname, t.tgtype, o.oid, o.name, o.relname from own_table o join pg_trigger t on t.tgrelid = o.oid
+  where not t.tgisinternal and t.tgenabled <> 'D'
+    and not exists (select from pg_depend d where d.classid = 'pg_proc'::regclass and d.objid = t.tgfoid
+                    and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
 )
 select 'preload' as "check", null::text as destination,
        'outbox is not in shared_preload_libraries: no worker runs, messages wait' as problem,
@@ -4600,6 +4632,21 @@ where r.rolname is null or r.rolsuper or m.member is not null
 union all
 select 'schema', null, x.problem, x.remedy from (select s.* from outbox_internal.schema_problem() s limit 1) x
 union all
+-- Events may have triggers of others: what one changes or leaves out is no message yet.
+select 'triggers', null, x.problem,
+       x.undo || '; then a new lease sends again what stays in flight: select pg_terminate_backend(pid) from'
+                 ' outbox_worker_status where alive'
+from (
+  select format('trigger %I of %s runs before each change of a row, and can undo it: messages may be lost, stuck or sent'
+                ' again', t.tgname, t.name) as problem,
+         format('ALTER TABLE %s DISABLE TRIGGER %I', t.name, t.tgname) as undo
+  from foreign_trigger t where t.tgtype & 3 = 3 and t.relname <> 'outbox_events' -- BEFORE, FOR EACH ROW
+  union all
+  select format('rule %I of %s replaces changes of rows: messages may be lost, stuck or sent again', r.rulename, o.name),
+         format('DROP RULE %I ON %s', r.rulename, o.name)
+  from own_table o join pg_rewrite r on r.ev_class = o.oid where r.ev_enabled <> 'D'
+  order by 1 limit 1) x
+union all
 select 'workers', null,
        case when h.pid is not null then format('%s hangs: its process %s wrote its last heartbeat at %s', h.worker_id, h.pid,
                                                date_trunc('seconds', h.heartbeat_at))
@@ -4687,25 +4734,13 @@ union all
 select 'database', null, 'a statement of a worker fails: ' || g.n[3],
        coalesce('undo what the error names, for example: ' || (
          select c.command
-         from (select t.oid, t.relowner, t.relrowsecurity and t.relforcerowsecurity as is_secured,
-                      format('ALTER TABLE %I.%I ', n.nspname, t.relname) as alter
-               from pg_class t join pg_namespace n on n.oid = t.relnamespace
-               where t.relkind in ('r', 'p') and (
-                 exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
-                         where d.classid = 'pg_class'::regclass and d.objid = t.oid
-                           and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
-                 or t.oid in (select i.inhrelid from pg_inherits i
-                              where i.inhparent = '@extschema@.outbox_history'::regclass))) part
-         cross join lateral (
-           select 1 as rank, part.alter || format('OWNER TO %I', s.worker_role) as command
-           where pg_get_userbyid(part.relowner) <> s.worker_role
+         from (
+           select 1 as rank, format('ALTER TABLE %s OWNER TO %I', o.name, s.worker_role) as command
+           from own_table o where pg_get_userbyid(o.relowner) <> s.worker_role
            union all
-           select 2, part.alter || 'NO FORCE ROW LEVEL SECURITY' where part.is_secured
+           select 2, format('ALTER TABLE %s NO FORCE ROW LEVEL SECURITY', o.name) from own_table o where o.is_secured
            union all
-           select 3, part.alter || format('DISABLE TRIGGER %I', t.tgname) from pg_trigger t
-           where t.tgrelid = part.oid and not t.tgisinternal and t.tgenabled <> 'D'
-             and not exists (select from pg_depend d where d.classid = 'pg_proc'::regclass and d.objid = t.tgfoid
-                             and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')) c
+           select 3, format('ALTER TABLE %s DISABLE TRIGGER %I', t.name, t.tgname) from foreign_trigger t) c
          order by c.rank, c.command limit 1),
          format('undo what the error names: the tables of outbox belong to %s, and have neither row security nor triggers of'
                 ' others', s.worker_role)) || '; the log of the server has the whole error'
@@ -4869,7 +4904,7 @@ comment on view outbox_internal.problems is
 
 create view @extschema@.outbox_health as
 select c.name as "check", p.destination, p.problem is null as ok, p.problem collate "default" as problem, p.remedy
-from unnest('{preload,enabled,standby,version,standbys,identity,partitions,sequence,role,schema,workers,destination,database,'
+from unnest('{preload,enabled,standby,version,standbys,identity,partitions,sequence,role,schema,triggers,workers,destination,database,'
             'source,paused,broker,blocked,retrying,dead letters,keys,room,transactions,locks,lag}'::text[])
        with ordinality c (name, n)
 left join outbox_internal.problems p on p."check" = c.name
@@ -5802,7 +5837,8 @@ begin
     select p.oid::regprocedure as identity, f.plan
     from (values
       -- The protocol.
-      ('claim', planned_once || of_bodies), ('claim_waiting', planned_once || of_bodies), ('claim_unleased', planned_once || of_bodies),
+      ('claim', planned_once || of_bodies), ('claim_waiting', planned_once || of_bodies), ('claim_unleased', of_bodies),
+      ('claim_chosen', planned_once || of_bodies), ('choose_unleased', planned_once), ('mark', planned_once || ' set enable_tidscan = on'),
       ('due', planned_once),
       ('make_ready', planned_once), ('blocked_keys', planned_once), ('expire', planned_once), ('dead_letter', planned_once),
       -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap; but what it calls uses an index.

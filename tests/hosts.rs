@@ -2,6 +2,7 @@
 //! Each test here runs against both, on a real Postgres, a real RabbitMQ and receivers of webhooks. `server::…` uses
 //! workers in the server, `outside::…` uses `outbox.workers = 0` and processes of `outboxctl work`.
 
+mod claims;
 mod destinations;
 mod keys;
 mod lanes;
@@ -42,6 +43,9 @@ on_both_hosts! {
     destinations::a_destination_that_is_down_tries_one_message_and_others_continue,
     destinations::a_destination_that_is_created_during_a_request_is_served_by_it,
     destinations::a_destination_at_a_loopback_address_gets_nothing_until_the_setting_names_it,
+    claims::a_claim_is_an_update_that_returns_what_it_claims,
+    claims::a_row_that_changes_while_a_claim_waits_for_it_is_not_overtaken,
+    claims::a_backlog_goes_while_an_index_is_not_ready,
     lanes::locked_rows_delay_their_lane_and_no_other,
     lanes::an_error_in_one_lane_loses_no_claimed_message_of_other_lanes,
     leases::queued_messages_are_not_sent_when_a_worker_resumes_after_its_lease,

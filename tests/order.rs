@@ -393,7 +393,7 @@ fn a_worker_with_an_old_epoch_or_another_name_changes_nothing() {
     let old: i64 = cluster.query_one(DB, take);
     let settle = |worker: &str, epoch: i64, actions: &str, seqs: &str| {
         format!(
-            "select outbox_internal.settle('{worker}', array_agg(ctid), array_agg(seq), array_agg(destination),
+            "select outbox_internal.settle('{worker}', array_agg(ctid), array_agg(seq), array_agg('default'::text),
                array_agg(partition), '{{{epoch},{epoch}}}', '{actions}', '{{0,0}}', '{{why,why}}')::bigint
              from outbox where seq in {seqs}"
         )
@@ -415,7 +415,7 @@ fn a_worker_with_an_old_epoch_or_another_name_changes_nothing() {
         let calls = [
             format!("select count(*) from outbox_internal.due({lease}, 100)"),
             format!(
-                "select count(seq) from outbox_internal.claim_waiting('{worker}', 'default', 0::smallint, 'k', {epoch}, 9, 9, 1000000)"
+                "select count(seq) from outbox_internal.claim_waiting('{worker}', 'default', 0::smallint, 'k', '{{{epoch}}}', 9, 9, 1000000)"
             ),
             settle(worker, epoch, "{f,f}", "(1, 3)"),
             settle(worker, epoch, "{w,w}", "(1, 3)"),
@@ -467,10 +467,10 @@ fn a_lease_is_not_taken_while_a_settle_or_a_claim_of_its_owner_is_open() {
          select n, now(), now(), 0, 's', 'default' from generate_series(3, 4) n",
     );
     for moves_both in [
-        "select outbox_internal.settle('owner', array_agg(tid), array_agg(seq), array_agg(destination), array_agg(partition),
+        "select outbox_internal.settle('owner', array_agg(tid), array_agg(seq), array_agg('default'::text), array_agg(partition),
            array_agg(claim_token), array_agg('w'::\"char\"), array_agg(0::bigint), array_agg(''::text))::bigint from claimed",
         "select count(seq) from outbox_internal.claim_waiting('owner', 'default', 0::smallint, 'k',
-           (select lease_epoch from outbox_partitions), 100, 100, 1000000)",
+           array(select lease_epoch from outbox_partitions), 100, 100, 1000000)",
         "select count(*) from outbox_internal.due('owner', '{0}', array(select lease_epoch from outbox_partitions), 100)",
     ] {
         let mut transaction = owner.transaction().expect("begin");
@@ -643,7 +643,7 @@ fn claim_and_settle_read_each_row_once_even_after_vacuum_of_an_empty_outbox() {
                  where remark is null",
         );
         let claimed = entries_read(client);
-        client.run("select outbox_internal.settle('tester', array_agg(tid), array_agg(seq), array_agg(destination), array_agg(partition),
+        client.run("select outbox_internal.settle('tester', array_agg(tid), array_agg(seq), array_agg('default'::text), array_agg(partition),
                    array_agg(claim_token), array_agg('p'::\"char\"), array_agg(0::bigint), array_agg(''::text)) from claimed");
         (claimed - before, entries_read(client) - claimed)
     };
@@ -704,7 +704,7 @@ fn a_claim_never_reads_settled_rows_even_under_an_old_snapshot() {
              select outbox_enqueue(n, 'k') from generate_series(1, 5000) n;
              create temp table claimed as select * from outbox_internal.claim('tester', 'default', '{0}',
                (select array[lease_epoch] from outbox_partitions where partition = 0), '{10000}', '{0}', 1000000);
-             select outbox_internal.settle('tester', array_agg(tid), array_agg(seq), array_agg(destination), array_agg(partition),
+             select outbox_internal.settle('tester', array_agg(tid), array_agg(seq), array_agg('default'::text), array_agg(partition),
                array_agg(claim_token), array_agg('p'::\"char\"), array_agg(0::bigint), array_agg(''::text)) from claimed;
              select outbox_enqueue(n, 'k') from generate_series(5001, 5010) n");
     let from_the_cursor = blocks_of_a_claim(&mut client, 5000, 100);

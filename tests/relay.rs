@@ -392,7 +392,7 @@ fn a_paused_worker_releases_what_it_parked_for_an_open_transaction() {
 fn a_worker_that_has_not_noticed_a_pause_claims_nothing() {
     let cluster = relay_cluster(&[]);
     store(&cluster, "a", Some("k"));
-    let claim = "select count(c.seq) from (select array_agg(partition) p, array_agg(lease_epoch) e from outbox_partitions) l
+    let claim = "select count(c.seq) from (select array_agg(partition order by partition) p, array_agg(lease_epoch order by partition) e from outbox_partitions) l
          cross join lateral outbox_internal.claim('w', 'default', l.p, l.e, array_fill(9, array[16]), array_fill(0::bigint, array[16]), 1000000) c";
     cluster.exec(
         DB,

@@ -91,7 +91,7 @@ comment on function outbox_internal.unix_seconds(timestamptz) is
   'A time in whole seconds since 1970, rounded down.';
 
 create view outbox_internal.event_text as
-select e.ctid as event_tid, e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.operation,
+select e.seq as event_seq, e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.operation,
        outbox_internal.json_text(e.payload) as payload,
        outbox_internal.json_text(e.previous_payload) as previous_payload,
        outbox_internal.json_text(e.metadata) as metadata,
@@ -99,7 +99,7 @@ select e.ctid as event_tid, e.id::text as id, e.type, e.aggregate_type, e.aggreg
        outbox_internal.utc_text(e.created_at) as created_at, outbox_internal.unix_seconds(e.created_at) as created_at_s
 from @extschema@.outbox_events e;
 comment on view outbox_internal.event_text is
-  'Events as a worker reads them: where each is, its columns as texts, and when it was created, also in whole'
+  'Events as a worker reads them: the seq of each, its columns as texts, and when it was created, also in whole'
   ' seconds.';
 
 create table @extschema@.outbox (

@@ -263,10 +263,10 @@ comment on function outbox_internal.commit_position(xid) is
   'Worker protocol: the WAL position that must be on disk for this committed transaction to be durable; 0 = it has'
   ' waited for that.';
 
--- Never read: a row type, whose last columns are those of event_text, whatever they are.
+-- Never read: a row type. Its first columns are those that mark() returns, its last ones those of event_text.
 create view outbox_internal.claimed as
-select o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer as crashes,
-       o.claim_token, null::bigint as wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, e.*
+select o.ctid as tid, o.seq, o.partition, o.key, o.attempts, o.crashes::integer as crashes, o.claim_token, o.replayed,
+       o.enqueued_at, o.expires_at, null::bigint as wal_position, null::text as remark, e.*
 from @extschema@.outbox o, outbox_internal.event_text e where false;
 comment on view outbox_internal.claimed is
   'The row type of a claimed message with its event. id is NULL if the event store lacks the event. WAL must be on'
@@ -274,6 +274,12 @@ comment on view outbox_internal.claimed is
   ' a seq the remark says why the message can never be sent. Without a seq the row is not a message, and its remark'
   ' says why the claim has no more. It is cut (the limit of bytes was reached), missed (other sessions changed rows'
   ' meanwhile) or paused (the destination is paused, and nothing was read).';
+
+-- Rows that a claim is about to mark. token: that of an earlier claim, which ended without a settle. share: how much of
+-- the limit of bytes it takes.
+create type outbox_internal.chosen as (tid tid, seq bigint, token bigint, share bigint, wal_position bigint);
+comment on type outbox_internal.chosen is
+  'A row of outbox that a claim has chosen and not marked.';
 
 -- Text that leaves the server. A client gets text in its own encoding; if a conversion fails, the whole statement
 -- fails, with all its rows. So a text that cannot be UTF-8 is found here, before it is sent, and affects only its row.
@@ -295,18 +301,6 @@ comment on function outbox_internal.of_utf8(bytea) is
   'Converts UTF-8 to a text, with a question mark for each character that the encoding of the database lacks.';
 
 -- No SET clause: it is inlined into the claims.
-create function outbox_internal.remarks(seen bigint, wanted bigint, claimed bigint, is_paused boolean)
-returns setof text language sql immutable parallel safe as $$
-  select r.remark
-  from (values ('cut', $1 operator(pg_catalog.>) $2), ('missed', $2 operator(pg_catalog.>) $3), ('paused', $4))
-    as r (remark, applies)
-  where r.applies;
-$$;
-comment on function outbox_internal.remarks(bigint, bigint, bigint, boolean) is
-  'The remarks of a claim, from the numbers of messages that it saw, wanted and got, and whether it read at all: cut,'
-  ' missed, paused.';
-
--- No SET clause: it is inlined into the claims.
 create function outbox_internal.crash_weight(crashes integer, bytes_max bigint)
 returns bigint language sql immutable parallel safe as $$
   select case
@@ -319,118 +313,158 @@ comment on function outbox_internal.crash_weight(integer, bigint) is
   'The share of a claim that a message takes with which workers crashed: after one crash a hundred fit, after two ten,'
   ' then one. So the next crash charges few messages in addition to the one that caused it.';
 
--- A claim takes pointers, limited by body_bytes, and reads only their events, at its very end. Rows of a CTE, of a sort
--- and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins sorted
--- rows, and its rows go to the worker as they are produced. One snapshot serves all of it, so the second read finds an
--- event by its ctid. OFFSET 0 keeps the planner from reading all events once instead, if its settings make a lookup
--- look expensive. A worker in the server plans the bodies of claim, claim_waiting and claim_unleased itself, once. A
--- call is a function in FROM, and with its SET clauses it costs as much again as the claim of one message. So their
--- parameters have numbers. A worker outside calls them.
+-- A claim chooses rows, limited by body_bytes, and one statement marks them. What the statement returns is claimed: other
+-- sessions may have changed rows since they were chosen. Only then the events are read, at the very end, because rows of
+-- a CTE, of a sort and of a function in FROM are copied. A worker in the server chooses the rows of its lanes by an index
+-- scan and runs the body of mark() as a prepared statement (src/worker/store/claimed.rs).
+
+create function outbox_internal.mark(
+  tids tid[], tokens bigint[], worker text, partitions smallint[], epochs bigint[], token bigint, claim_until timestamptz,
+  out tid tid, out seq bigint, out partition smallint, out key text, out attempts integer, out crashes integer,
+  out claim_token bigint, out replayed boolean, out enqueued_at timestamptz, out expires_at timestamptz
+) returns setof record language sql volatile set search_path = pg_catalog, pg_temp as $$
+  update @extschema@.outbox o
+  set claim_token = coalesce($5[o.partition + 1], $6), claim_until = $7,
+      crashes = o.crashes + case when o.claim_token is null then 0 else 1 end
+  -- The rows that were chosen, as they were then: this statement may have waited for another worker that marked one. (Up
+  -- to the minors of 2025, a row that was found by its ctid is not looked up again after the wait.) "+ 0" leaves the ctid
+  -- as the only way to find the rows, whatever the planner thinks of the size of the table.
+  where o.ctid = any ($1) and (o.claim_token is null or o.claim_token = any ($2))
+    and ($3 is null or o.partition + 0 = any (array(
+      select p.partition::integer from @extschema@.outbox_partitions p
+      where p.partition = any ($4) and p.lease_owner = $3 and p.lease_epoch = $5[p.partition + 1])))
+  returning o.ctid, o.seq, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token, o.replayed, o.enqueued_at,
+            o.expires_at;
+$$;
+comment on function outbox_internal.mark(tid[], bigint[], text, smallint[], bigint[], bigint, timestamptz) is
+  'Worker protocol: claims chosen rows, and returns those that it has claimed, in any order. tokens: those of earlier'
+  ' claims that the rows may carry. With a worker, only rows of the partitions that it leases with these epochs (of'
+  ' partition n the element n + 1), which become the tokens of the claim; without one, token and claim_until.';
+
+create function outbox_internal.within_bytes(chosen outbox_internal.chosen[], bytes_max bigint)
+returns tid[] language sql immutable set search_path = pg_catalog, pg_temp as $$
+  select array_agg(c.tid order by c.seq)
+  from (select u.tid, u.seq, sum(u.share) over (order by u.seq) - u.share as bytes_before from unnest($1) u) c
+  where c.bytes_before < $2;
+$$;
+comment on function outbox_internal.within_bytes(outbox_internal.chosen[], bigint) is
+  'The first of the chosen rows, by seq, until their shares reach bytes_max; at least one.';
+
+create function outbox_internal.claim_chosen(
+  chosen outbox_internal.chosen[], worker text, partitions smallint[], epochs bigint[], token bigint,
+  claim_until timestamptz, bytes_max bigint, remarks text[] default '{}'
+) returns setof outbox_internal.claimed language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  tids constant tid[] := outbox_internal.within_bytes(chosen, bytes_max);
+  wal_position constant bigint := (select max(u.wal_position) from unnest(chosen) u);
+begin
+  return query
+  with marked as materialized (
+    select m.* from outbox_internal.mark(
+      tids, array(select distinct u.token from unnest(chosen) u where u.token is not null), worker, partitions, epochs,
+      token, claim_until) m
+  )
+  select c.tid, c.seq, c.partition, c.key, c.attempts, c.crashes, c.claim_token, c.replayed, c.enqueued_at,
+         c.expires_at, wal_position, c.remark, e.*
+  from (
+    select m.*, null::text as remark from marked m
+    union all
+    select null, null, null, null, null, null, null, null, null, null, r.remark
+    from unnest(remarks || case when cardinality(tids) < cardinality(chosen) then 'cut' end
+                        || case when (select count(*) from marked) < cardinality(tids) then 'missed' end) r (remark)
+    where r.remark is not null
+    order by 2
+  ) c
+  left join lateral (select t.* from outbox_internal.event_text t where t.event_seq = c.seq offset 0) e on true
+  order by c.seq;
+end
+$$;
+comment on function outbox_internal.claim_chosen(
+  outbox_internal.chosen[], text, smallint[], bigint[], bigint, timestamptz, bigint, text[]) is
+  'Worker protocol: claims chosen rows up to bytes_max of bodies, by mark(). Returns those that it has'
+  ' claimed with their events, in order of seq, and remarks.';
 
 create function outbox_internal.claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], cursors bigint[],
   bytes_max bigint, read_limit bigint default 9223372036854775807
-) returns setof outbox_internal.claimed language sql volatile
+) returns setof outbox_internal.claimed language plpgsql volatile
 security definer set search_path = pg_catalog, pg_temp as $$
-  with pick as materialized (
-    select due.*, l.epoch, sum(due.share) over (order by due.seq) - due.share as bytes_before
-    from unnest($3, $4, $5, $6) as l (partition, epoch, n, cursor)
+#variable_conflict use_column
+declare
+  me constant text := outbox_internal.check_worker(worker);
+begin
+  -- A worker notices a pause later than a relay of another session, which may hold messages by then.
+  if exists (select from @extschema@.outbox_paused z where z.destination = claim.destination) then
+    return query select * from outbox_internal.claim_chosen(
+      '{}', me, partitions, epochs, null, null, bytes_max, '{paused}'::text[]);
+    return;
+  end if;
+  return query select * from outbox_internal.claim_chosen(array(
+    select row(due.tid, due.seq, due.claim_token, due.share, due.wal_position)::outbox_internal.chosen
+    from unnest(partitions, limits, cursors) as l (partition, n, cursor)
+    join @extschema@.outbox_partitions p
+      on p.partition = l.partition and p.lease_owner = me and p.lease_epoch = epochs[l.partition + 1]
     -- A row claimed by an earlier epoch counts as unclaimed: the new owner of a lease takes over all unsettled rows.
     cross join lateral (
-      select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq,
-             o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
+      select o.ctid as tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq, o.claim_token,
              coalesce(e.body_bytes, 0) + outbox_internal.crash_weight(
-               o.crashes + case when o.claim_token is null then 0 else 1 end, $7) as share, e.ctid as event_tid
+               o.crashes + case when o.claim_token is null then 0 else 1 end, bytes_max) as share
       from @extschema@.outbox o left join @extschema@.outbox_events e on e.seq = o.seq
-      where o.destination = $2 and o.partition = l.partition and o.seq > l.cursor and o.seq <= $8
-        and o.claim_token is distinct from l.epoch
+      where o.destination = claim.destination and o.partition = l.partition and o.seq > l.cursor and o.seq <= read_limit
+        and o.claim_token is distinct from p.lease_epoch
       order by o.destination, o.partition, o.seq limit l.n
     ) due
-    where exists (select from @extschema@.outbox_partitions p
-                  where p.partition = l.partition and p.lease_owner = outbox_internal.check_worker($1) and p.lease_epoch = l.epoch)
-      -- A worker notices a pause later than a relay of another session, which may hold messages by then.
-      and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
-      -- Always true. It leaves one lane for the planner: with more, a planner that takes outbox for empty (vacuum saw
-      -- it so) would join each of its rows with all claimed rows.
-      and l.n between 1 and 1000000000
-  ), claimed as (
-    update @extschema@.outbox o set claim_token = pick.epoch, crashes = pick.crashes
-    from pick where o.ctid = pick.row_tid and pick.bytes_before < $7
-    returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
-              pick.wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, pick.event_tid
-  )
-  select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, c.wal_position,
-         c.replayed, c.enqueued_at, c.remark, c.expires_at, e.*
-  from (
-    select * from claimed
-    union all
-    select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
-    from (select count(*) as seen, count(*) filter (where p.bytes_before < $7) as wanted,
-                 (select count(*) from claimed) as got from pick p) n
-    cross join lateral outbox_internal.remarks(
-      n.seen, n.wanted, n.got, exists (select from @extschema@.outbox_paused z where z.destination = $2)) r (remark)
-    order by 2
-  ) c
-  left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
-  order by c.seq;
+    -- Always true. It leaves one lane for the planner: with more, a planner that takes outbox for empty (vacuum saw
+    -- it so) would join each of its rows with all claimed rows.
+    where l.n between 1 and 1000000000
+  ), me, partitions, epochs, null, null, bytes_max);
+end
 $$;
 comment on function outbox_internal.claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
   'Worker protocol: claims messages of leased partitions with their events, in order of seq, up to the seq'
-  ' read_limit. Each partition has a limit and a cursor. Stops after bytes_max of bodies.';
+  ' read_limit. Each partition has a limit and a cursor; the epoch of partition n is the element n + 1. Stops after'
+  ' bytes_max of bodies.';
 
 create function outbox_internal.claim_waiting(
-  worker text, destination text, partition smallint, key text, epoch bigint, read_limit bigint, n integer,
+  worker text, destination text, partition smallint, key text, epochs bigint[], read_limit bigint, n integer,
   bytes_max bigint
-) returns setof outbox_internal.claimed language sql volatile
+) returns setof outbox_internal.claimed language plpgsql volatile
 security definer set search_path = pg_catalog, pg_temp as $$
-  with held as materialized (
-    -- Locked until COMMIT: otherwise the next owner could have read the lane before the rows are in it.
-    select p.partition from @extschema@.outbox_partitions p
-    where p.partition = $3 and p.lease_owner = outbox_internal.check_worker($1) and p.lease_epoch = $5
-      and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
-    for key share
-  ), pick as materialized (
-    select due.*, sum(due.share) over (order by due.seq) - due.share as bytes_before
-    from held cross join lateral (
-      select w.ctid as row_tid, outbox_internal.commit_position(w.xmin) as wal_position, w.seq,
-             coalesce(e.body_bytes, 0)::bigint as share, e.ctid as event_tid
-      from @extschema@.outbox_waiting w left join @extschema@.outbox_events e on e.seq = w.seq
-      where w.state = 'g' and w.destination = $2 and w.partition = held.partition and w.key collate "C" = $4 and w.seq <= $6
-      order by w.destination, w.partition, w.key collate "C", w.seq limit $7
-    ) due
-  ), gone as (
-    delete from @extschema@.outbox_waiting w using pick
-    where w.ctid = pick.row_tid and pick.bytes_before < $8
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
-              w.expires_at
-  ), claimed as (
-    insert into @extschema@.outbox as o
-      (seq, enqueued_at, claim_token, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-    select g.seq, g.enqueued_at, $5, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key,
-           g.last_error, g.expires_at
-    from gone g
-    returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
-              o.replayed, o.enqueued_at, o.expires_at, outbox_internal.record_shown(o.destination, o.partition, o.seq)
-  )
-  select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, c.wal_position,
-         c.replayed, c.enqueued_at, c.remark, c.expires_at, e.*
-  from (
-    select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, p.wal_position,
-           c.replayed, c.enqueued_at, null::text as remark, c.expires_at, p.event_tid
-    from claimed c join pick p on p.seq = c.seq
-    union all
-    select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
-    from (select count(*) as seen, count(*) filter (where p.bytes_before < $8) as wanted,
-                 (select count(*) from claimed) as got from pick p) n
-    cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got, false) r (remark)
-    order by 2
-  ) c
-  left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
-  order by c.seq;
+#variable_conflict use_column
+declare
+  me constant text := outbox_internal.check_worker(worker);
+  waiting outbox_internal.chosen[];
+  tids tid[];
+  moved outbox_internal.chosen[];
+begin
+  -- Locked until COMMIT: otherwise the next owner could have read the lane before the rows are in it.
+  perform from @extschema@.outbox_partitions p
+  where p.partition = claim_waiting.partition and p.lease_owner = me and p.lease_epoch = epochs[p.partition + 1]
+    and not exists (select from @extschema@.outbox_paused z where z.destination = claim_waiting.destination)
+  for key share;
+  if not found then
+    return;
+  end if;
+  waiting := array(
+    select row(w.ctid, w.seq, null, coalesce(e.body_bytes, 0), outbox_internal.commit_position(w.xmin))::outbox_internal.chosen
+    from @extschema@.outbox_waiting w left join @extschema@.outbox_events e on e.seq = w.seq
+    where w.state = 'g' and w.destination = claim_waiting.destination and w.partition = claim_waiting.partition
+      and w.key collate "C" = claim_waiting.key and w.seq <= read_limit
+    order by w.destination, w.partition, w.key collate "C", w.seq limit n);
+  tids := outbox_internal.within_bytes(waiting, bytes_max);
+  moved := array(
+    select row(r.tid, r.seq, null, 0, (select max(u.wal_position) from unnest(waiting) u))::outbox_internal.chosen
+    from outbox_internal.make_ready(tids) r);
+  return query select * from outbox_internal.claim_chosen(
+    moved, me, array[claim_waiting.partition], epochs, null, null, bytes_max,
+    array[case when cardinality(tids) < cardinality(waiting) then 'cut' end,
+          case when cardinality(moved) < cardinality(tids) then 'missed' end]);
+end
 $$;
-comment on function outbox_internal.claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
-  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq read_limit; stops'
-  ' after bytes_max of bodies.';
+comment on function outbox_internal.claim_waiting(text, text, smallint, text, bigint[], bigint, integer, bigint) is
+  'Worker protocol: brings back and claims the first n messages of a key that wait behind another, up to the seq'
+  ' read_limit; stops after bytes_max of bodies.';
 
 create function outbox_internal.waits(destination text, partition smallint, key text)
 returns boolean language sql stable security definer set search_path = pg_catalog, pg_temp as $$
@@ -440,57 +474,47 @@ $$;
 comment on function outbox_internal.waits(text, smallint, text) is
   'Worker protocol: whether messages of a key wait behind another.';
 
+create function outbox_internal.choose_unleased(destination text, token bigint, batch integer, bytes_max bigint)
+returns outbox_internal.chosen[] language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  return array(
+    select row(l.tid, l.seq, l.claim_token,
+               coalesce(e.body_bytes, 0) + outbox_internal.crash_weight(
+                 l.crashes + case when l.claim_token is null then 0 else 1 end, choose_unleased.bytes_max),
+               l.wal_position)::outbox_internal.chosen
+    from (
+      select o.ctid as tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq, o.claim_token, o.crashes
+      from @extschema@.outbox o
+      where o.destination = choose_unleased.destination
+        and (o.claim_until is null or o.claim_until <= now() and not outbox_internal.claims_last(o.claim_token))
+        and o.claim_token is distinct from choose_unleased.token
+        and (o.expires_at is null or o.expires_at > clock_timestamp())
+      limit choose_unleased.batch for update skip locked
+    ) l left join @extschema@.outbox_events e on e.seq = l.seq);
+end
+$$;
+comment on function outbox_internal.choose_unleased(text, bigint, integer, bigint) is
+  'Worker protocol with leasing off: locks rows of any partition that nobody else claims.';
+
 create function outbox_internal.claim_unleased(
   destination text, token bigint, claim_ttl_s integer, batch integer, bytes_max bigint
-) returns setof outbox_internal.claimed language sql volatile
-set search_path = pg_catalog, pg_temp as $$
-  with locked as materialized (
-    select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq, o.claim_token, o.crashes
-    from @extschema@.outbox o
-    where o.destination = $1
-      and (o.claim_until is null or o.claim_until <= now() and not outbox_internal.claims_last(o.claim_token))
-      and o.claim_token is distinct from $2
-      and (o.expires_at is null or o.expires_at > clock_timestamp())
-    limit $4 for update skip locked
-  ), pick as materialized (
-    select l.row_tid, l.wal_position, l.seq, case when l.claim_token is null then 0 else 1 end as crashed,
-           sum(x.share) over (order by l.seq) - x.share as bytes_before, e.ctid as event_tid
-    from locked l left join @extschema@.outbox_events e on e.seq = l.seq
-    cross join lateral (select coalesce(e.body_bytes, 0) + outbox_internal.crash_weight(
-      l.crashes + case when l.claim_token is null then 0 else 1 end, $5) as share) x
-  ), claimed as (
-    -- Another worker may claim the row once claim_until has passed and this worker no longer renews its claims.
-    update @extschema@.outbox o
-    set claim_token = $2, claim_until = now() + make_interval(secs => $3),
-        crashes = o.crashes + pick.crashed
-    from pick where o.ctid = pick.row_tid and pick.bytes_before < $5
-    returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
-              pick.wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, pick.event_tid
-  )
-  select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, c.wal_position,
-         c.replayed, c.enqueued_at, c.remark, c.expires_at, e.*
-  from (
-    select * from claimed
-    union all
-    select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
-    from (select count(*) as seen, count(*) filter (where p.bytes_before < $5) as wanted,
-                 (select count(*) from claimed) as got from pick p) n
-    cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got, false) r (remark)
-    order by 2
-  ) c
-  left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
-  order by c.seq;
+) returns setof outbox_internal.claimed language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  -- Another worker may claim the row once claim_until has passed and this worker no longer renews its claims.
+  return query select * from outbox_internal.claim_chosen(
+    outbox_internal.choose_unleased($1, $2, $4, $5), null, null, null, $2, now() + make_interval(secs => $3), $5);
+end
 $$;
 comment on function outbox_internal.claim_unleased(text, bigint, integer, integer, bigint) is
   'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max'
   ' of bodies. Without any order.';
 
 create function outbox_internal.make_ready(
-  tids tid[], out destination text, out partition smallint, out seq bigint
+  tids tid[], out destination text, out partition smallint, out seq bigint, out tid tid
 ) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
-  for destination, partition, seq in
+  for destination, partition, seq, tid in
     with gone as (
       delete from @extschema@.outbox_waiting w where w.ctid = any (tids)
       returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
@@ -500,7 +524,7 @@ begin
       (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
     select g.* from gone g
     on conflict do nothing
-    returning o.destination, o.partition, o.seq
+    returning o.destination, o.partition, o.seq, o.ctid
   loop
     perform outbox_internal.record_shown(destination, partition, seq);
     return next;

@@ -28,7 +28,7 @@ comment on function outbox_internal.record_took(bigint[]) is
 
 create function outbox_internal.claimable_heads(
   destination text, partitions smallint[], lane_rows integer, by_partition boolean,
-  out tid tid, out seq bigint, out key text, out partition smallint
+  out tid tid, out seq bigint, out key text, out partition smallint, out claim_token bigint
 ) returns setof record language sql stable
 set search_path = pg_catalog, pg_temp as $$
   with blocked as materialized (
@@ -41,7 +41,7 @@ set search_path = pg_catalog, pg_temp as $$
       where o.destination = $1 and o.partition = p.n and (o.expires_at is null or o.expires_at > clock_timestamp())
       order by o.destination, o.partition, o.seq limit $3) x
   )
-  select l.tid, l.seq, l.key, l.partition from lane l
+  select l.tid, l.seq, l.key, l.partition, l.claim_token from lane l
   where (l.claim_token is null or not outbox_internal.claim_is_live(l.claim_token, l.partition, l.claim_until))
     -- A worker notices a pause later.
     and not outbox_internal.is_taken($1, l.partition, l.seq)
@@ -101,6 +101,8 @@ declare
   held bigint[];
   free bigint[] := '{}';
   message record;
+  chosen outbox_internal.chosen[];
+  held_until timestamptz;
 begin
   -- The commit of a claim puts all that it saw on disk.
   if current_setting('synchronous_commit') = 'off' then
@@ -140,61 +142,53 @@ begin
           where w.expires_at <= (select clock_timestamp()) and w.destination = to_destination limit 1000),
     null::bigint[]) e;
   if not settings.leasing then
-    return query
-    select c.seq, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s', c.replayed
-    from outbox_internal.claim_unleased(to_destination, token, ttl_s::integer, max_rows, bytes_max) c
-    where c.remark is null;
-    return;
-  end if;
-  -- Messages behind one that has ended since: the first of each key. In a partition with one order, all that wait
-  -- by their key from before that order was set.
-  perform from outbox_internal.make_ready(array(
-    select w.ctid from outbox_internal.blocked_keys(settings.partitions) g
-    cross join lateral (
-      select x.ctid from @extschema@.outbox_waiting x
-      where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key collate "C" = g.key
-      order by x.seq limit case when not by_partition then 1 end) w
-    where g.destination = to_destination and (g.blocker is null or by_partition) and g.followers));
+    chosen := outbox_internal.choose_unleased(to_destination, token, max_rows, bytes_max);
+  else
+    -- Messages behind one that has ended since: the first of each key. In a partition with one order, all that wait
+    -- by their key from before that order was set.
+    perform from outbox_internal.make_ready(array(
+      select w.ctid from outbox_internal.blocked_keys(settings.partitions) g
+      cross join lateral (
+        select x.ctid from @extschema@.outbox_waiting x
+        where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key collate "C" = g.key
+        order by x.seq limit case when not by_partition then 1 end) w
+      where g.destination = to_destination and (g.blocker is null or by_partition) and g.followers));
 
-  -- Read, then read the open transactions, then read again and claim. A transaction with a lower seq of the key is
-  -- either still open at the second step, or visible to the third.
-  loop
-    select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
-    from outbox_internal.claimable_heads(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
-    -- Many messages of few keys: read further.
-    exit when cardinality(seqs) >= max_rows or by_partition or lane_rows > 100000000 or not exists (
-      select from unnest(settings.partitions) p (n) cross join lateral (
-        select from @extschema@.outbox o where o.destination = to_destination and o.partition = p.n
-        order by o.destination, o.partition, o.seq offset lane_rows limit 1) x);
-    lane_rows := lane_rows * 8;
-  end loop;
-  held := outbox_internal.behind_open_transactions(by_partition, seqs, keys, places);
-  for message in
-    select c.seq, c.partition from unnest(seqs, places) c (seq, partition)
-    where c.seq <> all (held) order by c.seq limit max_rows
-  loop
-    -- A worker notices a pause later than this session.
-    if outbox_internal.withdraw_unless_taken(to_destination, message.partition, message.seq) then
-      free := free || message.seq;
-    end if;
-  end loop;
+    -- Read, then read the open transactions, then read again and claim. A transaction with a lower seq of the key is
+    -- either still open at the second step, or visible to the third.
+    loop
+      select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
+      from outbox_internal.claimable_heads(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
+      -- Many messages of few keys: read further.
+      exit when cardinality(seqs) >= max_rows or by_partition or lane_rows > 100000000 or not exists (
+        select from unnest(settings.partitions) p (n) cross join lateral (
+          select from @extschema@.outbox o where o.destination = to_destination and o.partition = p.n
+          order by o.destination, o.partition, o.seq offset lane_rows limit 1) x);
+      lane_rows := lane_rows * 8;
+    end loop;
+    held := outbox_internal.behind_open_transactions(by_partition, seqs, keys, places);
+    for message in
+      select c.seq, c.partition from unnest(seqs, places) c (seq, partition)
+      where c.seq <> all (held) order by c.seq limit max_rows
+    loop
+      -- A worker notices a pause later than this session.
+      if outbox_internal.withdraw_unless_taken(to_destination, message.partition, message.seq) then
+        free := free || message.seq;
+      end if;
+    end loop;
+    chosen := array(
+      select row(f.tid, f.seq, f.claim_token, coalesce(e.body_bytes, 0), null)::outbox_internal.chosen
+      from outbox_internal.claimable_heads(to_destination, settings.partitions, lane_rows::integer, by_partition) f
+      left join @extschema@.outbox_events e on e.seq = f.seq
+      where f.seq = any (free));
+  end if;
+  held_until := clock_timestamp() + ttl_s * interval '1 s';
   return query
-  with chosen as materialized (
-    select f.tid, f.seq
-    from outbox_internal.claimable_heads(to_destination, settings.partitions, lane_rows::integer, by_partition) f
-    where f.seq = any (free) order by f.seq
-  ), sized as materialized (
-    -- Limited by a column: no body is read for it.
-    select c.tid, sum(coalesce(e.body_bytes, 0)) over (order by c.seq) - coalesce(e.body_bytes, 0) as bytes_before
-    from chosen c left join @extschema@.outbox_events e on e.seq = c.seq
-  ), claimed as (
-    update @extschema@.outbox o
-    set claim_token = token, claim_until = clock_timestamp() + ttl_s * interval '1 s',
-        crashes = o.crashes + case when o.claim_token is null then 0 else 1 end
-    from sized s where o.ctid = s.tid and s.bytes_before < bytes_max
-    returning o.seq, o.key, o.attempts, o.claim_token, o.claim_until, o.replayed
-  )
-  select c.* from claimed c;
+  select m.seq, m.key, m.attempts, m.claim_token, held_until, m.replayed
+  from outbox_internal.mark(
+    outbox_internal.within_bytes(chosen, bytes_max),
+    array(select distinct c.token from unnest(chosen) c where c.token is not null), null::text, null::smallint[],
+    null::bigint[], token, held_until) m;
 end
 $$;
 comment on function outbox_internal.relay_claim(integer, text, double precision, bigint) is
@@ -252,7 +246,7 @@ begin
           when e.body_bytes > event_bytes_max then
             format('the event has %s bytes, which exceeds the limit of 15 MiB', e.body_bytes)
           when is_converted then (
-            select outbox_internal.unreadable(c.key, t) from outbox_internal.event_text t where t.event_tid = e.ctid)
+            select outbox_internal.unreadable(c.key, t) from outbox_internal.event_text t where t.event_seq = e.seq)
           end as why offset 0) u
         where u.why is not null
       loop

@@ -24,7 +24,8 @@ begin
     select p.oid::regprocedure as identity, f.plan
     from (values
       -- The protocol.
-      ('claim', planned_once || of_bodies), ('claim_waiting', planned_once || of_bodies), ('claim_unleased', planned_once || of_bodies),
+      ('claim', planned_once || of_bodies), ('claim_waiting', planned_once || of_bodies), ('claim_unleased', of_bodies),
+      ('claim_chosen', planned_once || of_bodies), ('choose_unleased', planned_once), ('mark', planned_once || ' set enable_tidscan = on'),
       ('due', planned_once),
       ('make_ready', planned_once), ('blocked_keys', planned_once), ('expire', planned_once), ('dead_letter', planned_once),
       -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap; but what it calls uses an index.

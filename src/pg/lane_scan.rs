@@ -2,7 +2,7 @@
 //! primary key without a statement. Views call this often, so it must not cost a plan. Each probe takes a new snapshot,
 //! while a statement in a view would share the snapshot of the query around it.
 
-use super::key_scan::{Is, open_primary_key};
+use super::scan::{Is, Scan, open_primary_key};
 use super::text;
 use pgrx::pg_sys;
 use std::ffi::CStr;
@@ -78,28 +78,16 @@ impl<const N: usize> KeyedTable<N> {
     /// Reads rows that meet these conditions, in the order of the key. Returns the first result of `read` that is not
     /// None. Each condition is for a column by its place in `columns`.
     fn first<T>(&self, conditions: &[(usize, Is)], read: impl Fn([pg_sys::Datum; N]) -> Option<T>) -> Option<T> {
-        // systable_beginscan_ordered() wants the numbers that the columns have in the table.
-        let keys = conditions.iter().map(|(column, is)| is.scan_key(self.columns[*column]));
-        let mut keys: Vec<_> = keys.collect();
-        // SAFETY: both relations are open and the keys belong to them. A tuple is read while the scan holds it. The
-        // columns are never NULL.
+        // SAFETY: both relations are open. The columns are never NULL.
         unsafe {
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
-            let (count, keys) = (keys.len() as i32, keys.as_mut_ptr());
-            let scan = pg_sys::systable_beginscan_ordered(self.table, self.index, snapshot, count, keys);
-            let descriptor = (*self.table).rd_att;
-            let columns = (*descriptor).natts as usize;
-            let (mut values, mut nulls) = (vec![pg_sys::Datum::null(); columns], vec![true; columns]);
+            let conditions = conditions.iter().map(|(column, is)| (self.columns[*column], *is));
+            let mut scan = Scan::begin(self.table, Some(self.index), snapshot, conditions);
             let mut first = None;
-            while first.is_none() {
-                let tuple = pg_sys::systable_getnext_ordered(scan, pg_sys::ScanDirection::ForwardScanDirection);
-                if tuple.is_null() {
-                    break;
-                }
-                pg_sys::heap_deform_tuple(tuple, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
-                first = read(self.columns.map(|column| values[column as usize - 1]));
+            while first.is_none() && scan.next() {
+                first = read(self.columns.map(|column| scan.row().0[column as usize - 1]));
             }
-            pg_sys::systable_endscan_ordered(scan);
+            scan.end();
             pg_sys::UnregisterSnapshot(snapshot);
             first
         }

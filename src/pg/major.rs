@@ -65,53 +65,6 @@ pub(super) unsafe fn identity_sequence(relation: pg_sys::Relation, column: i16) 
     }
 }
 
-/// The indexes that need an entry for the new version of a row.
-#[derive(PartialEq)]
-pub(super) enum NewEntries {
-    None,
-    Summarising,
-    All,
-}
-
-/// Replaces a version of a row. Waits for a transaction that has locked it. None: another transaction has changed it.
-///
-/// # Safety
-/// The relation is open; `new` is a tuple of it.
-pub(super) unsafe fn heap_update(
-    relation: pg_sys::Relation,
-    old: pg_sys::ItemPointer,
-    new: pg_sys::HeapTuple,
-) -> Option<NewEntries> {
-    let (mut failure, mut mode) = (pg_sys::TM_FailureData::default(), 0);
-    // SAFETY: promised by the caller.
-    unsafe {
-        let (command, none) = (pg_sys::GetCurrentCommandId(true), std::ptr::null_mut());
-        #[cfg(feature = "pg15")]
-        let (result, entries) = {
-            let result = pg_sys::heap_update(relation, old, new, command, none, true, &mut failure, &mut mode);
-            let is_hot = u32::from((*(*new).t_data).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE != 0;
-            (result, if is_hot { NewEntries::None } else { NewEntries::All })
-        };
-        #[cfg(not(feature = "pg15"))]
-        let (result, entries) = {
-            use pg_sys::TU_UpdateIndexes as indexes;
-            let mut changed = indexes::TU_None;
-            let (failure, mode, update) = (&mut failure, &mut mode, &mut changed);
-            #[cfg(not(feature = "pg19"))]
-            let result = pg_sys::heap_update(relation, old, new, command, none, true, failure, mode, update);
-            #[cfg(feature = "pg19")]
-            let result = pg_sys::heap_update(relation, old, new, command, 0, none, true, failure, mode, update);
-            let entries = match changed {
-                indexes::TU_None => NewEntries::None,
-                indexes::TU_Summarizing => NewEntries::Summarising,
-                _ => NewEntries::All,
-            };
-            (result, entries)
-        };
-        (result == pg_sys::TM_Result::TM_Ok).then_some(entries)
-    }
-}
-
 /// Deletes a version of a row. Waits for a transaction that has locked it. False: another transaction has changed it.
 ///
 /// # Safety
@@ -128,41 +81,6 @@ pub(super) unsafe fn heap_delete(relation: pg_sys::Relation, place: pg_sys::Item
         result
     };
     result == pg_sys::TM_Result::TM_Ok
-}
-
-/// Whether an index has entries for ranges of pages instead of rows. Up to Postgres 15 all kinds are treated alike.
-///
-/// # Safety
-/// The index is open.
-#[cfg(feature = "pg15")]
-pub(super) unsafe fn summarises(_index: pg_sys::Relation) -> bool {
-    false
-}
-#[cfg(not(feature = "pg15"))]
-pub(super) unsafe fn summarises(index: pg_sys::Relation) -> bool {
-    // SAFETY: promised by the caller.
-    unsafe { (*(*index).rd_indam).amsummarizing }
-}
-
-/// Begins a scan of an index with this number of conditions.
-///
-/// # Safety
-/// Both relations are open, and the snapshot is registered.
-pub(super) unsafe fn index_beginscan(
-    table: pg_sys::Relation,
-    index: pg_sys::Relation,
-    snapshot: pg_sys::Snapshot,
-    conditions: i32,
-) -> pg_sys::IndexScanDesc {
-    // SAFETY: promised by the caller.
-    unsafe {
-        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
-        return pg_sys::index_beginscan(table, index, snapshot, conditions, 0);
-        #[cfg(feature = "pg18")]
-        return pg_sys::index_beginscan(table, index, snapshot, std::ptr::null_mut(), conditions, 0);
-        #[cfg(feature = "pg19")]
-        return pg_sys::index_beginscan(table, index, snapshot, std::ptr::null_mut(), conditions, 0, 0);
-    }
 }
 
 /// Whether a role owns a database, or is a superuser. Inside a transaction.

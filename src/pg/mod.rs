@@ -20,6 +20,7 @@ pub mod lookup;
 mod major;
 pub mod record;
 pub mod report;
+pub mod scan;
 pub mod security;
 pub mod seen;
 pub mod shmem;

@@ -3,7 +3,8 @@
 //! cannot be read is an `Err` for the code that reads the row. tests/tidy.rs keeps pgrx's SPI out of every other file.
 
 use super::array;
-use super::table::{Kind, Value, row_id, tid};
+use super::scan::{row_id, tid};
+use super::table::{Kind, Value};
 use super::text::{self, Unreadable};
 use super::{major, xact};
 use outbox_core::engine::RowId;

@@ -5,7 +5,8 @@
 //! these. If it might, the caller uses a statement.
 
 use crate::pg::args::Jsonb;
-use crate::pg::major::{self, NewEntries};
+use crate::pg::major;
+use crate::pg::scan::{Scan, row_id, tid};
 use crate::pg::text::{self, Unreadable};
 use outbox_core::engine::RowId;
 use pgrx::datum::{FromDatum, IntoDatum, Uuid};
@@ -137,9 +138,6 @@ pub enum Value<'a> {
 
 /// A row that [`Table::insert_all`] writes.
 pub struct NewRow(pg_sys::HeapTuple);
-
-/// A row that a scan has found, which [`Table::update`] changes. It lasts as long as its memory context.
-pub struct RowCopy(pub(super) pg_sys::HeapTuple);
 
 /// A row that is being read, with its columns counted from one.
 pub struct Row<'a> {
@@ -534,34 +532,6 @@ impl Table {
         deleted
     }
 
-    /// Changes columns of a row that a scan of this transaction has copied, each with its number from
-    /// [`attributes`](Self::attributes). [`is`](Self::is) must be true for the table, and the row must meet its check
-    /// constraints. Waits for a transaction that has locked the row. Returns where the new version of the row is. None:
-    /// another transaction has changed it since.
-    pub fn update<const N: usize>(&self, old: RowCopy, columns: [i16; N], row: [Value; N]) -> Option<RowId> {
-        let mut columns = columns.map(i32::from);
-        let (mut values, mut nulls) = (row.map(Value::datum), row.map(|value| matches!(value, Value::Null)));
-        // SAFETY: one value for each column, of its type: see `is`.
-        unsafe {
-            let new = pg_sys::heap_modify_tuple_by_cols(
-                old.0,
-                (*self.relation).rd_att,
-                N as i32,
-                columns.as_mut_ptr(),
-                values.as_mut_ptr(),
-                nulls.as_mut_ptr(),
-            );
-            let entries = major::heap_update(self.relation, &mut (*old.0).t_self, new);
-            if let Some(entries @ (NewEntries::All | NewEntries::Summarising)) = &entries {
-                self.insert_into_indexes(new, *entries == NewEntries::Summarising);
-            }
-            let place = entries.map(|_| row_id((*new).t_self));
-            pg_sys::heap_freetuple(new);
-            pg_sys::heap_freetuple(old.0);
-            place
-        }
-    }
-
     /// The row at this place and its page, which the caller releases. None: the snapshot sees no row there.
     ///
     /// # Safety
@@ -575,50 +545,6 @@ impl Table {
         // SAFETY: promised by the caller.
         let is_there = unsafe { pg_sys::heap_fetch(self.relation, snapshot, &mut row, &mut page, false) };
         is_there.then_some((row, page))
-    }
-
-    /// Adds the entries of a row to all indexes, or only to those that summarise, as core does for its catalogs
-    /// (CatalogIndexInsert).
-    ///
-    /// # Safety
-    /// A row of this table, which [`has_simple_indexes`](Self::has_simple_indexes).
-    unsafe fn insert_into_indexes(&self, row: pg_sys::HeapTuple, only_summarising: bool) {
-        // SAFETY: promised by the caller. The table is locked, so no index can be dropped.
-        unsafe {
-            let descriptor = (*self.relation).rd_att;
-            let columns = (*descriptor).natts as usize;
-            let (mut values, mut nulls) = (vec![pg_sys::Datum::null(); columns], vec![true; columns]);
-            pg_sys::heap_deform_tuple(row, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
-            let list = pg_sys::RelationGetIndexList(self.relation);
-            for nth in 0..list.as_ref().map_or(0, |list| list.length) {
-                let index = pg_sys::index_open(pg_sys::list_nth_oid(list, nth), pg_sys::RowExclusiveLock as i32);
-                let form = &*(*index).rd_index;
-                let of_index = form.indkey.values.as_slice(form.indnatts as usize).iter();
-                if !only_summarising || major::summarises(index) {
-                    let (mut keys, mut are_null): (Vec<_>, Vec<_>) = of_index
-                        .map(|column| (values[*column as usize - 1], nulls[*column as usize - 1]))
-                        .unzip();
-                    let unique = match form.indisunique {
-                        true => pg_sys::IndexUniqueCheck::UNIQUE_CHECK_YES,
-                        false => pg_sys::IndexUniqueCheck::UNIQUE_CHECK_NO,
-                    };
-                    let (keys, are_null) = (keys.as_mut_ptr(), are_null.as_mut_ptr());
-                    let info = pg_sys::BuildIndexInfo(index);
-                    pg_sys::index_insert(
-                        index,
-                        keys,
-                        are_null,
-                        &mut (*row).t_self,
-                        self.relation,
-                        unique,
-                        false,
-                        info,
-                    );
-                }
-                pg_sys::index_close(index, pg_sys::NoLock as i32);
-            }
-            pg_sys::list_free(list);
-        }
     }
 
     /// The next value of the identity column. [`is`](Self::is) must be true for the table. As with a statement, a role
@@ -716,11 +642,6 @@ impl<'a> Row<'a> {
     }
 
     /// The value of a column of that type.
-    pub fn boolean(&self, column: usize) -> Option<bool> {
-        self.value(column).map(|datum| datum.value() & 0xff != 0)
-    }
-
-    /// The value of a column of that type.
     pub fn uuid(&self, column: usize) -> Option<Uuid> {
         // SAFETY: a uuid, as the caller says.
         self.value(column)
@@ -743,21 +664,6 @@ impl<'a> Row<'a> {
     /// The value of a column of that type.
     pub fn text(&self, column: usize) -> Option<String> {
         self.text_or_why_not(column).unwrap_or_else(|why| why.raise())
-    }
-}
-
-pub(super) fn row_id(pointer: pg_sys::ItemPointerData) -> RowId {
-    RowId {
-        block: u32::from(pointer.ip_blkid.bi_hi) << 16 | u32::from(pointer.ip_blkid.bi_lo),
-        line: pointer.ip_posid,
-    }
-}
-
-pub(super) fn tid(row_id: RowId) -> pg_sys::ItemPointerData {
-    let (bi_hi, bi_lo) = ((row_id.block >> 16) as u16, row_id.block as u16);
-    pg_sys::ItemPointerData {
-        ip_blkid: pg_sys::BlockIdData { bi_hi, bi_lo },
-        ip_posid: row_id.line,
     }
 }
 
@@ -790,19 +696,13 @@ pub fn only_row<T>(table: u32, read: impl FnOnce(Row) -> T) -> Option<T> {
             pg_sys::table_close(relation, pg_sys::NoLock as i32);
             return None;
         }
-        let descriptor = (*relation).rd_att;
         let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
-        let none = std::ptr::null_mut();
-        let scan = pg_sys::systable_beginscan(relation, pg_sys::InvalidOid, false, snapshot, 0, none);
-        let tuple = pg_sys::systable_getnext(scan);
-        let row = (!tuple.is_null()).then(|| {
-            let columns = (*descriptor).natts as usize;
-            let (mut values, mut nulls) = (vec![pg_sys::Datum::null(); columns], vec![true; columns]);
-            pg_sys::heap_deform_tuple(tuple, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
-            let (values, nulls) = (&values[..], &nulls[..]);
+        let mut scan = Scan::begin(relation, None, snapshot, std::iter::empty());
+        let row = scan.next().then(|| {
+            let (values, nulls) = scan.row();
             read(Row { values, nulls })
         });
-        pg_sys::systable_endscan(scan);
+        scan.end();
         pg_sys::UnregisterSnapshot(snapshot);
         pg_sys::table_close(relation, pg_sys::NoLock as i32);
         row

@@ -3,14 +3,12 @@
 //! partition of outbox_history. The columns are those of sql/src/10_tables.sql. For all other cases there are statements;
 //! those of a publish are made of the same columns (`insert`). tests/differential.rs compares the two ways.
 
-use crate::pg::clock::{since_1970, unix_seconds};
-
+use crate::pg::clock::unix_seconds;
 use crate::pg::table::{Column, Filled, Kind, Layout, Row, Value, in_utc};
 use crate::pg::text::{self, Unreadable};
 use outbox_core::event::{self, COLUMNS, Event};
 use outbox_core::message::Pointer;
-use outbox_core::partition::Partition;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 /// The columns of outbox_events.
 pub static EVENT: LazyLock<Layout> = LazyLock::new(|| {
@@ -89,6 +87,11 @@ pub fn is_message(row: &Row, pointer: &Pointer, destination: &[u8]) -> bool {
     (row.int8(1), row.int2(6)) == (Some(pointer.seq), Some(pointer.partition.as_i16())) && row.is_text(9, destination)
 }
 
+/// The partition of a row of outbox.
+pub fn partition(row: &Row) -> i16 {
+    row.int2(6).unwrap_or_default()
+}
+
 /// The claim_token of a row of outbox.
 pub fn claim_token(row: &Row) -> Option<i64> {
     row.int8(3)
@@ -97,27 +100,6 @@ pub fn claim_token(row: &Row) -> Option<i64> {
 /// The column crashes of a row of outbox.
 pub fn crashes(row: &Row) -> i32 {
     row.int2(7).map_or(0, i32::from)
-}
-
-/// The key of a row of outbox, or why it cannot be read.
-pub fn key(row: &Row) -> Result<Option<String>, Unreadable> {
-    row.text_or_why_not(10)
-}
-
-/// The columns of a row of outbox but those that a claim changes, and the key.
-pub fn pointer(row: &Row, destination: &Arc<str>, partition: Partition) -> Pointer {
-    Pointer {
-        seq: seq(row),
-        destination: Arc::clone(destination),
-        partition,
-        key: None,
-        attempts: row.int4(5).unwrap_or_default(),
-        crashes: 0,
-        lease_epoch: 0,
-        replayed: row.boolean(8).unwrap_or_default(),
-        enqueued_at_us: row.int8(2).map(since_1970).unwrap_or_default(),
-        expires_at_us: row.int8(12).map(since_1970),
-    }
 }
 
 /// The column seq of a row of outbox_events, or of outbox.

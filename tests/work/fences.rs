@@ -109,7 +109,7 @@ const CALLS: [&str; 6] = [
     "report('other-1', 'default', 'connected', null, null, null)",
     "leave('other-1')",
     "claim('other-1', 'default', '{0}', '{1}', '{1}', '{0}', 1)",
-    "claim_waiting('other-1', 'default', '0', 'k', 1, 1, 1, 1)",
+    "claim_waiting('other-1', 'default', '0', 'k', '{1}', 1, 1, 1)",
     "due('other-1', '{0}', '{1}', 10)",
 ];
 

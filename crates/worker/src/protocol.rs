@@ -20,7 +20,7 @@ pub trait Db {
     type Error;
     type ResultRow<'a>: ResultRow<Error = Self::Error>;
 
-    /// The function that claims with leasing off, and its parameters.
+    /// The function that claims with leasing off.
     const CLAIM_UNLEASED: &'static str;
     /// Settles messages in any way. $1 is the worker; then arrays of tids, seqs, destinations, partitions, tokens, actions,
     /// delays and reasons; and, if the caller gives them, delivery times.
@@ -40,7 +40,8 @@ pub trait Db {
         Ok(None)
     }
 
-    /// Claims messages as [`WorkerProtocol::claim`] does, if this is possible without a statement. None: nothing was done.
+    /// Claims messages as [`WorkerProtocol::claim`] does, if their rows can be chosen without a statement. None: nothing was
+    /// done.
     fn claim(&self, _worker: &str, _destination: &str, _lanes: &[Lane]) -> Result<Option<ClaimedBatch>, Self::Error> {
         Ok(None)
     }
@@ -63,7 +64,7 @@ pub enum Statement {
     Read(&'static str),
     /// The text of a statement that writes.
     Write(&'static str),
-    /// A function of the protocol with its parameters. It returns the columns of outbox_internal.claimed.
+    /// A function of the protocol. It returns the columns of outbox_internal.claimed.
     Claim(&'static str),
 }
 
@@ -218,14 +219,13 @@ impl<D: Db> WorkerProtocol<D> {
             self.worker(),
             Arg::Text(Some(destination)),
             Arg::SmallInts(Some(lanes.iter().map(|lane| lane.partition.as_i16()).collect())),
-            Arg::BigInts(Some(lanes.iter().map(|lane| Some(lane.epoch)).collect())),
+            bigints(epochs(lanes.iter().map(|lane| (lane.partition, lane.epoch))).into_iter()),
             Arg::Ints(lanes.iter().map(|lane| lane.limit as i32).collect()),
             Arg::BigInts(Some(lanes.iter().map(|lane| Some(lane.cursor)).collect())),
             Arg::BigInt(Some(CLAIM_BYTES_MAX as i64)),
             Arg::BigInt(lanes.iter().map(|lane| lane.read_limit).max()),
         ];
-        let function = "claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint)";
-        self.claimed(function, destination, &args)
+        self.claimed("claim", destination, &args)
     }
 
     /// Claims messages of any partition for `ttl_s` seconds, with leasing off.
@@ -259,14 +259,13 @@ impl<D: Db> WorkerProtocol<D> {
             [destination, Arg::SmallInt(partition), Arg::Text(key.key.as_deref())]
         };
         let limits = [
-            Arg::BigInt(Some(epoch)),
+            bigints(epochs([(key.partition, epoch)]).into_iter()),
             Arg::BigInt(Some(read_limit)),
             Arg::Int(limit as i32),
             Arg::BigInt(Some(CLAIM_BYTES_MAX as i64)),
         ];
         let args: Vec<Arg> = [self.worker()].into_iter().chain(its_key()).chain(limits).collect();
-        let function = "claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint)";
-        let claimed = self.claimed(function, &key.destination, &args)?;
+        let claimed = self.claimed("claim_waiting", &key.destination, &args)?;
         let sql = "select outbox_internal.waits($1, $2, $3)";
         Ok((
             claimed,
@@ -279,9 +278,9 @@ impl<D: Db> WorkerProtocol<D> {
         let destination = destination.into();
         self.db.run(Statement::Claim(function), args, |row| {
             match (row.number(column::SEQ)?, row.text(column::REMARK)?) {
-                (Some(seq), remark) => {
+                (Some(_), remark) => {
                     wal_position = wal_position.max(row.count(column::WAL_POSITION)? as u64);
-                    batch.rows.push(claimed(row, seq, &destination, remark)?);
+                    batch.rows.push(claimed(row, &destination, remark)?);
                 }
                 (None, Some(remark)) if remark == "cut" => batch.cut = true,
                 (None, Some(remark)) if remark == "missed" => batch.missed = true,
@@ -430,35 +429,42 @@ fn keys(batch: &[Settlement]) -> (Arg<'_>, Arg<'_>, Arg<'_>) {
     )
 }
 
-/// The columns of outbox_internal.claimed.
-pub mod column {
-    pub const TID: usize = 0;
-    pub const SEQ: usize = 1;
-    pub const PARTITION: usize = 3;
-    pub const KEY: usize = 4;
-    pub const ATTEMPTS: usize = 5;
-    pub const CRASHES: usize = 6;
-    pub const CLAIM_TOKEN: usize = 7;
-    pub const WAL_POSITION: usize = 8;
-    pub const REPLAYED: usize = 9;
-    pub const ENQUEUED_AT: usize = 10;
-    pub const REMARK: usize = 11;
-    pub const EXPIRES_AT: usize = 12;
-    /// The first column of the event.
-    pub const EVENT: usize = 14;
+/// The epochs of leases as outbox_internal.mark() takes them: of partition n the element n, from zero.
+pub fn epochs(leases: impl IntoIterator<Item = HeldLease>) -> Vec<i64> {
+    let mut epochs = Vec::new();
+    for (partition, epoch) in leases {
+        let index = usize::from(partition.index());
+        epochs.resize(epochs.len().max(index + 1), 0); // no lease has the epoch 0
+        epochs[index] = epoch;
+    }
+    epochs
 }
 
-/// Decodes a claimed message. If its texts cannot be read, only this message becomes a dead letter: the others of its claim
-/// continue. `remark`: why they cannot.
-fn claimed<R: ResultRow>(
-    row: &R,
-    seq: i64,
-    destination: &Arc<str>,
-    remark: Option<String>,
-) -> Result<Claimed, R::Error> {
-    let key = readable::<_, R>(row.text(column::KEY))?;
+/// The columns of outbox_internal.claimed. The first ones, up to EXPIRES_AT, are those of outbox_internal.mark().
+mod column {
+    pub const TID: usize = 0;
+    pub const SEQ: usize = 1;
+    pub const PARTITION: usize = 2;
+    pub const KEY: usize = 3;
+    pub const ATTEMPTS: usize = 4;
+    pub const CRASHES: usize = 5;
+    pub const CLAIM_TOKEN: usize = 6;
+    pub const REPLAYED: usize = 7;
+    pub const ENQUEUED_AT: usize = 8;
+    pub const EXPIRES_AT: usize = 9;
+    pub const WAL_POSITION: usize = 10;
+    pub const REMARK: usize = 11;
+    /// The first column of the event.
+    pub const EVENT: usize = 13;
+}
+
+/// A row of outbox_internal.mark(): where the message is, what it is, and its key or why that cannot be read.
+pub type Marked = (RowId, Pointer, Result<Option<String>, String>);
+
+/// Decodes a row of outbox_internal.mark().
+pub fn marked<R: ResultRow>(row: &R, destination: &Arc<str>) -> Result<Marked, R::Error> {
     let pointer = Pointer {
-        seq,
+        seq: row.count(column::SEQ)?,
         destination: Arc::clone(destination),
         partition: row.partition(column::PARTITION)?,
         key: None,
@@ -469,12 +475,20 @@ fn claimed<R: ResultRow>(
         enqueued_at_us: row.time_us(column::ENQUEUED_AT)?.unwrap_or_default(),
         expires_at_us: row.time_us(column::EXPIRES_AT)?,
     };
+    let key = readable::<_, R>(row.text(column::KEY))?;
+    Ok((row.row_id(column::TID)?, pointer, key))
+}
+
+/// Decodes a claimed message. If its texts cannot be read, only this message becomes a dead letter: the others of its claim
+/// continue. `remark`: why they cannot.
+fn claimed<R: ResultRow>(row: &R, destination: &Arc<str>, remark: Option<String>) -> Result<Claimed, R::Error> {
+    let marked = marked(row, destination)?;
     let mut columns = ClaimedEventColumns {
         row,
         next: column::EVENT,
     };
-    let event = readable::<_, R>(Event::read(seq, &mut columns))?;
-    let claimed = with_event(row.row_id(column::TID)?, pointer, key, event);
+    let event = readable::<_, R>(Event::read(marked.1.seq, &mut columns))?;
+    let claimed = with_event(marked, event);
     Ok(match remark {
         None => claimed,
         Some(reason) => Claimed {
@@ -486,12 +500,7 @@ fn claimed<R: ResultRow>(
 
 /// A claimed message with its key and its event, or why one of them cannot be read. An event without an id is not in the
 /// event store.
-pub fn with_event(
-    row_id: RowId,
-    pointer: Pointer,
-    key: Result<Option<String>, String>,
-    event: Result<Event, String>,
-) -> Claimed {
+pub fn with_event((row_id, pointer, key): Marked, event: Result<Event, String>) -> Claimed {
     // Without a key, no message waits for this one, and this one waits for none.
     let (key, is_readable) = match key {
         Ok(key) => (key, Ok(())),

@@ -9,10 +9,11 @@ use super::subscriptions;
 use crate::error::{UserError, internal};
 use crate::event;
 use crate::pg::clock::us_since_1970;
-use crate::pg::lookup::{Key, Lookup};
+use crate::pg::lookup::Lookup;
+use crate::pg::scan::Is;
 use crate::pg::spi::{Lossy, Param, Spi, SpiClient, SpiResult};
 use crate::pg::trigger::Call;
-use crate::pg::{guc, security};
+use crate::pg::{guc, security, text};
 use crate::session::effects;
 use crate::session::fast_path::{self, Inserted, Stored};
 use crate::shared::{statistics, transactions};
@@ -265,11 +266,12 @@ fn not_waiting(statements: &Statements, destination: &str, partition_count: i16,
     let (Some(ready), Some(waiting)) = (ready, waiting) else {
         return messages; // the statement that inserts fails
     };
-    let destination = Key::text(destination);
+    let raw = text::to_server(destination);
+    let destination = Is::Text(&raw);
     let is_new = |(seq, _): &(i64, Option<String>)| {
-        let seq = Key::int8(*seq);
+        let seq = Is::Int8(*seq);
         let waits = || waiting.find([seq, destination]).is_some();
-        let in_partition = |partition| ready.find([destination, Key::int2(partition), seq]).is_some();
+        let in_partition = |partition| ready.find([destination, Is::Int2(partition), seq]).is_some();
         // Looked for twice: a worker may move it from one table to the other in between.
         !waits() && !(0..partition_count).any(in_partition) && !waits()
     };
@@ -340,7 +342,7 @@ fn read_whole_event(statements: &Statements, seq: i64) -> Result<Event, UserErro
 fn places(statements: &Statements, seqs: &[i64]) -> Param<'static> {
     let mut places = Vec::with_capacity(seqs.len());
     if let Some(events) = Lookup::open(statements.event_table, [c"seq"]) {
-        places.extend(seqs.iter().filter_map(|seq| events.find([Key::int8(*seq)])));
+        places.extend(seqs.iter().filter_map(|seq| events.find([Is::Int8(*seq)])));
         events.close();
     }
     places.iter().map(RowId::to_string).collect::<Vec<String>>().into()

@@ -11,7 +11,8 @@ use super::subscriptions;
 use crate::error::{UserError, changed_since, internal};
 use crate::limits::check_body;
 use crate::pg::clock::{since_1970, unix_seconds, us_since_1970};
-use crate::pg::lookup::{self, Key};
+use crate::pg::lookup;
+use crate::pg::scan::Is;
 use crate::pg::spi::{Spi, SpiHeapTupleData, SpiResult};
 use crate::pg::table::{self, Table, Value};
 use crate::pg::trigger::Call;
@@ -120,7 +121,7 @@ impl<'a> Receivers<'a> {
 
 /// Where the event is that has this id already.
 fn find_id(statements: &Statements, event: &NewEvent) -> Option<RowId> {
-    let find = || lookup::find(statements.event_table, [c"id"], [Key::uuid(event.id())]);
+    let find = || lookup::find(statements.event_table, [c"id"], [Is::Uuid(event.id())]);
     event.has_own_id.then(find).flatten()
 }
 

@@ -1,38 +1,46 @@
-//! Claims messages of leased lanes without a statement: reads pointers by the primary key of outbox and events by that of
-//! outbox_events, and marks the rows. outbox_internal.claim() does the same, for workers outside and for tables to which a
-//! user has added anything; tests/differential.rs compares the two ways. No plan can be wrong here, whatever vacuum and
-//! analyze have seen.
+//! Claims messages of leased lanes. Chooses pointers by the primary key of outbox and reads events by that of
+//! outbox_events, both without a statement, then marks the rows by one: the body of outbox_internal.mark(). Chosen without
+//! a plan, rows cannot be chosen by a wrong one, whatever vacuum and analyze have seen. outbox_internal.claim() does the
+//! same, for workers outside and for tables whose columns a user has changed; tests/differential.rs compares the two ways.
 
 use crate::pg::catalog;
-use crate::pg::key_scan::{Is, KeyScan, RowSnapshot, with_snapshot};
-use crate::pg::spi::{SpiClient, SpiResult};
-use crate::pg::table::{Row, RowCopy, Table, Value};
+use crate::pg::key_scan::KeyScan;
+use crate::pg::scan::{Is, RowSnapshot, with_snapshot};
+use crate::pg::spi::{Param, SpiClient, SpiResult};
+use crate::pg::table::{Row, Table};
 use crate::pg::text;
 use crate::pg::txn::{Xid, commit_position};
 use crate::store::rows::{self, EVENT, MESSAGE};
 use crate::store::statement::SavedStatement;
-use outbox_core::engine::{CLAIM_BYTES_MAX, Lane};
-use outbox_core::message::{Event, Pointer};
-use outbox_worker::protocol::{self, ClaimedBatch};
+use outbox_core::engine::{CLAIM_BYTES_MAX, Lane, RowId};
+use outbox_core::message::Event;
+use outbox_worker::protocol::{self, ClaimedBatch, Marked};
+use pgrx::datum::TimestampWithTimeZone;
 use pgrx::spi::quote_identifier;
 use pgrx::{PgBuiltInOids, PgOid};
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 pub struct ClaimedRows {
     outbox: u32,
     events: u32,
     read_leases: SavedStatement,
+    mark: SavedStatement,
 }
 
 /// A row of outbox that may be claimed.
-struct Found {
-    row: RowCopy,
+struct Chosen {
+    row_id: RowId,
     written_by: Xid,
-    pointer: Pointer,
-    /// Its key, or why that cannot be read.
-    key: Result<Option<String>, String>,
+    partition: i16,
+    seq: i64,
+    /// Of an earlier claim, which ended without a settle.
+    token: Option<i64>,
+    crashes: i32,
 }
+
+/// The event of a chosen row, or why it cannot be read.
+type Read = Result<Event, String>;
 
 impl ClaimedRows {
     pub fn open(client: &SpiClient) -> SpiResult<Self> {
@@ -44,45 +52,79 @@ impl ClaimedRows {
             "select p.partition, p.lease_epoch, exists (select from {name}.outbox_paused z where z.destination = $2)
              from {name}.outbox_partitions p where p.lease_owner = $1 and p.partition = any ($3)"
         );
-        let types = [
+        let leases = [
             PgBuiltInOids::TEXTOID,
             PgBuiltInOids::TEXTOID,
             PgBuiltInOids::INT2ARRAYOID,
         ];
-        let types = types.map(PgOid::from);
+        // Its call would be planned each time, and cost more than the statement.
+        let body =
+            "select prosrc from pg_proc where proname = 'mark' and pronamespace = 'outbox_internal'::regnamespace";
+        let mark: Option<String> = client.select(body, Some(1), &[])?.first().get_one()?;
+        let marks = [
+            PgBuiltInOids::TIDARRAYOID,
+            PgBuiltInOids::INT8ARRAYOID,
+            PgBuiltInOids::TEXTOID,
+            PgBuiltInOids::INT2ARRAYOID,
+            PgBuiltInOids::INT8ARRAYOID,
+            PgBuiltInOids::INT8OID,
+            PgBuiltInOids::TIMESTAMPTZOID,
+        ];
+        let (leases, marks) = (leases.map(PgOid::from), marks.map(PgOid::from));
         Ok(Self {
             outbox: table(c"outbox"),
             events: table(c"outbox_events"),
-            read_leases: client.prepare(&read_leases, &types)?.keep().into(),
+            read_leases: client.prepare(&read_leases, &leases)?.keep().into(),
+            mark: client.prepare_mut(&mark.unwrap_or_default(), &marks)?.keep().into(),
         })
     }
 
-    /// None if nothing was done, because these tables need a statement.
+    /// None if nothing was done, because the rows of these tables must be chosen by a statement.
     pub fn claim(
         &self,
-        client: &SpiClient,
+        client: &mut SpiClient,
         worker: &str,
         destination: &str,
         lanes: &[Lane],
     ) -> SpiResult<Option<ClaimedBatch>> {
         let (outbox, events) = (Table::open(self.outbox), Table::open_to_read(self.events));
-        let is_usual = outbox.is(&MESSAGE) && outbox.may_change() && events.has(&EVENT) && events.may_read();
-        let claimed = is_usual.then(|| {
-            with_snapshot(|snapshot| {
-                // By the snapshot of the rows: a row that a later owner of the lease has claimed must not look like one of
-                // an earlier owner.
-                let leases = self.leases(client, worker, destination, lanes)?;
-                claim(snapshot, (&outbox, &events), &leases, destination, lanes)
-            })
-        });
+        let is_known = outbox.has(&MESSAGE) && outbox.may_read() && events.has(&EVENT) && events.may_read();
+        // One snapshot for leases, pointers and events: a row that a later owner of the lease has claimed must not look like
+        // one of an earlier owner. It lasts until the rows are marked, so no other row takes their places.
+        let claim =
+            |snapshot: &RowSnapshot| self.claim_by(snapshot, client, worker, destination, lanes, (&outbox, &events));
+        let claimed = is_known.then(|| with_snapshot(claim)).transpose()?;
         events.close();
         outbox.close();
-        Ok(claimed.transpose()?.flatten())
+        Ok(claimed.flatten())
+    }
+
+    fn claim_by(
+        &self,
+        snapshot: &RowSnapshot,
+        client: &mut SpiClient,
+        worker: &str,
+        destination: &str,
+        lanes: &[Lane],
+        tables: (&Table, &Table),
+    ) -> SpiResult<Option<ClaimedBatch>> {
+        let mut claimed = ClaimedBatch::default();
+        let leases = self.leases(client, worker, destination, lanes)?;
+        claimed.batch.is_paused = leases.is_paused;
+        if leases.is_paused {
+            return Ok(Some(claimed));
+        }
+        let mine = |lane: &&Lane| leases.held.contains(&(Some(lane.partition.as_i16()), Some(lane.epoch)));
+        let mine = lanes.iter().filter(mine);
+        let Some(chosen) = choose(snapshot, tables, destination, mine, &mut claimed.batch.cut) else {
+            return Ok(None);
+        };
+        self.mark(client, worker, destination, lanes, chosen, &mut claimed)?;
+        Ok(Some(claimed))
     }
 
     fn leases(&self, client: &SpiClient, worker: &str, destination: &str, lanes: &[Lane]) -> SpiResult<Leases> {
-        let partitions: Vec<i16> = lanes.iter().map(|lane| lane.partition.as_i16()).collect();
-        let args = [worker.into(), destination.into(), partitions.into()];
+        let args = [worker.into(), destination.into(), partitions(lanes).into()];
         let rows = client.select(&*self.read_leases, None, &args)?;
         let mut leases = Leases::default();
         for row in rows {
@@ -91,6 +133,54 @@ impl ClaimedRows {
         }
         Ok(leases)
     }
+
+    /// Marks the chosen rows. Those that the statement returns are claimed.
+    fn mark(
+        &self,
+        client: &mut SpiClient,
+        worker: &str,
+        destination: &str,
+        lanes: &[Lane],
+        chosen: Vec<(Chosen, Read)>,
+        claimed: &mut ClaimedBatch,
+    ) -> SpiResult<()> {
+        if chosen.is_empty() {
+            return Ok(());
+        }
+        let row_ids: Vec<RowId> = chosen.iter().map(|(row, _)| row.row_id).collect();
+        let tokens: BTreeSet<i64> = chosen.iter().filter_map(|(row, _)| row.token).collect();
+        let args = [
+            Param::row_ids(&row_ids),
+            tokens.into_iter().collect::<Vec<_>>().into(),
+            worker.into(),
+            partitions(lanes).into(),
+            protocol::epochs(lanes.iter().map(|lane| (lane.partition, lane.epoch))).into(),
+            None::<i64>.into(),
+            None::<TimestampWithTimeZone>.into(),
+        ];
+        let destination: Arc<str> = destination.into();
+        let mut marked: Vec<Marked> = (client.update(&*self.mark, None, &args)?)
+            .map(|row| protocol::marked(&row, &destination))
+            .collect::<SpiResult<_>>()?;
+        marked.sort_unstable_by_key(|(_, pointer, _)| (pointer.seq, pointer.partition.as_i16()));
+        claimed.batch.missed = marked.len() < chosen.len();
+        // Both are in order of seq.
+        let mut chosen = chosen.into_iter();
+        for marked in marked {
+            let is_it =
+                |(row, _): &(Chosen, Read)| (row.seq, row.partition) == (marked.1.seq, marked.1.partition.as_i16());
+            let Some((row, event)) = chosen.find(is_it) else {
+                break;
+            };
+            claimed.wal_position = claimed.wal_position.max(commit_position(row.written_by));
+            claimed.batch.rows.push(protocol::with_event(marked, event));
+        }
+        Ok(())
+    }
+}
+
+fn partitions(lanes: &[Lane]) -> Vec<i16> {
+    lanes.iter().map(|lane| lane.partition.as_i16()).collect()
 }
 
 /// What this worker may claim.
@@ -100,50 +190,40 @@ struct Leases {
     is_paused: bool,
 }
 
-fn claim(
+/// The next messages of the lanes with their events, in order of seq, up to the limit of bytes. None: a table has no primary
+/// key to scan.
+fn choose<'a>(
     snapshot: &RowSnapshot,
     (outbox, events): (&Table, &Table),
-    leases: &Leases,
     destination: &str,
-    lanes: &[Lane],
-) -> SpiResult<Option<ClaimedBatch>> {
-    let Some(marks) = outbox.attributes(&MESSAGE, ["claim_token", "crashes"]) else {
-        return Ok(None);
-    };
-    let Some(mut by_lane) = KeyScan::begin(outbox, &MESSAGE, ["destination", "partition", "seq"], 4, snapshot) else {
-        return Ok(None);
-    };
-    let Some(by_seq) = KeyScan::begin(events, &EVENT, ["seq"], 2, snapshot) else {
+    lanes: impl Iterator<Item = &'a Lane>,
+    is_cut: &mut bool,
+) -> Option<Vec<(Chosen, Read)>> {
+    let mut by_lane = KeyScan::begin(outbox, &MESSAGE, ["destination", "partition", "seq"], snapshot)?;
+    let Some(by_seq) = KeyScan::begin(events, &EVENT, ["seq"], snapshot) else {
         by_lane.end();
-        return Ok(None);
+        return None;
     };
     let mut events = Events {
         by_seq,
         run_end: i64::MIN,
         at: None,
     };
-    let mut claimed = ClaimedBatch::default();
-    claimed.batch.is_paused = leases.is_paused;
-    if !leases.is_paused {
-        let mine = |lane: &&Lane| leases.held.contains(&(Some(lane.partition.as_i16()), Some(lane.epoch)));
-        let (destination, mut found) = (destination.into(), Vec::new());
-        for lane in lanes.iter().filter(mine) {
-            find(&mut by_lane, &destination, lane, &mut found);
-        }
-        found.sort_unstable_by_key(|found| found.pointer.seq);
-        take(outbox, marks, &mut events, found, &mut claimed);
-    }
+    let (destination, mut rows) = (text::to_server(destination), Vec::new());
+    lanes.for_each(|lane| find(&mut by_lane, &destination, lane, &mut rows));
+    rows.sort_unstable_by_key(|row| (row.seq, row.partition));
+    let chosen = read(&mut events, rows, is_cut);
     events.by_seq.end();
     by_lane.end();
-    Ok(Some(claimed))
+    Some(chosen)
 }
 
 /// Finds the next messages of a lane. A row that an earlier epoch claimed counts as unclaimed: the new owner of a lease
 /// takes over all unsettled rows.
-fn find(by_lane: &mut KeyScan, destination: &Arc<str>, lane: &Lane, found: &mut Vec<Found>) {
-    let (raw, end) = (text::to_server(destination), found.len() + lane.limit as usize);
+fn find(by_lane: &mut KeyScan, destination: &[u8], lane: &Lane, found: &mut Vec<Chosen>) {
+    let end = found.len() + lane.limit as usize;
     by_lane.find(&[
-        (1, Is::Text(&raw)),
+        (1, Is::Text(destination)),
         (2, Is::Int2(lane.partition.as_i16())),
         (3, Is::Above(lane.cursor)),
         (3, Is::AtMost(lane.read_limit)),
@@ -155,59 +235,40 @@ fn find(by_lane: &mut KeyScan, destination: &Arc<str>, lane: &Lane, found: &mut 
         if token == Some(lane.epoch) {
             continue;
         }
-        let key = rows::key(&row).map_err(|why| why.to_string());
-        let pointer = Pointer {
-            crashes: rows::crashes(&row) + i32::from(token.is_some()),
-            lease_epoch: lane.epoch,
-            ..rows::pointer(&row, destination, lane.partition)
+        let (seq, partition, crashes) = (rows::seq(&row), rows::partition(&row), rows::crashes(&row));
+        let Some((row_id, written_by)) = by_lane.place() else {
+            break;
         };
-        let (row, written_by) = by_lane.copy();
-        found.push(Found {
-            row,
+        found.push(Chosen {
+            row_id,
             written_by,
-            pointer,
-            key,
+            partition,
+            seq,
+            token,
+            crashes: crashes + i32::from(token.is_some()),
         });
     }
 }
 
-/// Marks messages in the order of their seqs and reads their events, up to the limit of bytes. `marks`: the columns
-/// claim_token and crashes.
-fn take(outbox: &Table, marks: [i16; 2], events: &mut Events, found: Vec<Found>, claimed: &mut ClaimedBatch) {
-    let mut bytes_before = 0;
-    let seq = |found: &Found| found.pointer.seq;
-    let runs = found.chunk_by(|one, next| seq(one) + 1 == seq(next));
+/// Reads the events of rows that are in order of seq, until their bodies reach the limit of bytes.
+fn read(events: &mut Events, rows: Vec<Chosen>, is_cut: &mut bool) -> Vec<(Chosen, Read)> {
+    let runs = rows.chunk_by(|one, next| one.seq + 1 == next.seq);
     let run_ends: Vec<_> = runs
-        .flat_map(|run| run.iter().map(|_| seq(&run[run.len() - 1])))
+        .flat_map(|run| run.iter().map(|_| run[run.len() - 1].seq))
         .collect();
-    for (found, run_end) in found.into_iter().zip(run_ends) {
-        let Found {
-            row,
-            written_by,
-            pointer,
-            key,
-        } = found;
+    let (mut bytes_before, mut chosen) = (0, Vec::with_capacity(rows.len()));
+    for (row, run_end) in rows.into_iter().zip(run_ends) {
         if bytes_before >= CLAIM_BYTES_MAX as i64 {
-            claimed.batch.cut = true;
-            return;
+            *is_cut = true;
+            break;
         }
-        let stored = events.find(pointer.seq, run_end);
+        let stored = events.find(row.seq, run_end);
         let body_bytes = stored.as_ref().map_or(0, rows::body_bytes);
-        bytes_before += i64::from(body_bytes) + crash_weight(pointer.crashes);
-        let crashes = i16::try_from(pointer.crashes).unwrap_or(i16::MAX);
-        let values = [Value::Int8(pointer.lease_epoch), Value::Int2(crashes)];
-        let Some(row_id) = outbox.update(row, marks, values) else {
-            claimed.batch.missed = true;
-            continue;
-        };
-        claimed.wal_position = claimed.wal_position.max(commit_position(written_by));
-        let event = stored.map_or(Ok(Event::default()), |row| rows::event(&row, pointer.seq));
-        let event = event.map_err(|why| why.to_string());
-        claimed
-            .batch
-            .rows
-            .push(protocol::with_event(row_id, pointer, key, event));
+        bytes_before += i64::from(body_bytes) + crash_weight(row.crashes);
+        let event = stored.map_or(Ok(Event::default()), |stored| rows::event(&stored, row.seq));
+        chosen.push((row, event.map_err(|why| why.to_string())));
     }
+    chosen
 }
 
 /// Events by ascending seq. One scan reads a run of seqs without a gap: to find each costs more than to go on.

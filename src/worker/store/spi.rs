@@ -3,7 +3,7 @@
 use super::claimed::ClaimedRows;
 use super::published::PublishedRows;
 use crate::pg::clock::us_since_1970;
-use crate::pg::spi::{Number, Param, Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult, SpiTupleTable};
+use crate::pg::spi::{Number, Param, Spi, SpiError, SpiHeapTupleData, SpiResult, SpiTupleTable};
 use crate::store::statement::SavedStatement;
 use outbox_core::engine::{Lane, RowId, Settlement};
 use outbox_worker::protocol::{Arg, ClaimedBatch, Db, ResultRow, Statement};
@@ -15,7 +15,7 @@ use std::rc::Rc;
 
 #[derive(Default)]
 pub struct SpiDb {
-    /// The prepared statements, by their text, or the function of a claim.
+    /// The prepared statements, by their text, or the name of the function of a claim.
     prepared: RefCell<HashMap<String, Rc<SavedStatement>>>,
     /// None: not used yet.
     published: RefCell<Option<Rc<PublishedRows>>>,
@@ -58,7 +58,7 @@ impl SpiDb {
 impl Db for SpiDb {
     type Error = SpiError;
     type ResultRow<'a> = SpiHeapTupleData<'a>;
-    const CLAIM_UNLEASED: &'static str = "claim_unleased(text, bigint, integer, integer, bigint)";
+    const CLAIM_UNLEASED: &'static str = "claim_unleased";
     const SETTLE: &'static str = "select outbox_internal.settle($1, $2::tid[], $3, $4, $5, $6, $7::\"char\"[], $8, $9)";
 
     fn settle_published(&self, worker: &str, batch: &[Settlement]) -> SpiResult<Option<usize>> {
@@ -69,7 +69,7 @@ impl Db for SpiDb {
     }
 
     fn claim(&self, worker: &str, destination: &str, lanes: &[Lane]) -> SpiResult<Option<ClaimedBatch>> {
-        Spi::connect(|client| {
+        Spi::connect_mut(|client| {
             let claimed = opened(&self.claimed, || ClaimedRows::open(client))?;
             claimed.claim(client, worker, destination, lanes)
         })
@@ -89,13 +89,11 @@ impl Db for SpiDb {
                     let prepared = self.prepared(sql, |sql| Ok(client.prepare(sql, &types())?.keep().into()))?;
                     client.select(&**prepared, None, &params)?
                 }
-                Statement::Write(sql) => {
-                    let prepared = self.prepared(sql, |sql| Ok(client.prepare_mut(sql, &types())?.keep().into()))?;
-                    client.update(&**prepared, None, &params)?
-                }
-                Statement::Claim(function) => {
-                    let prepared = self.prepared(function, |function| {
-                        Ok(client.prepare_mut(&body(client, function)?, &types())?.keep().into())
+                Statement::Write(text) | Statement::Claim(text) => {
+                    let prepare = |sql: &str| Ok(client.prepare_mut(sql, &types())?.keep().into());
+                    let prepared = self.prepared(text, |text| match statement {
+                        Statement::Claim(function) => prepare(&call(function, args.len())),
+                        _ => prepare(text),
                     })?;
                     client.update(&**prepared, None, &params)?
                 }
@@ -115,13 +113,10 @@ fn opened<T>(known: &RefCell<Option<Rc<T>>>, open: impl FnOnce() -> SpiResult<T>
     Ok(opened)
 }
 
-/// The statement in the body of an SQL function. Run directly, the statement is planned once and avoids the cost of a call,
-/// which is half of the time of a claim of one message. The worker's session has the settings that the function's SET
-/// clauses name.
-fn body(client: &SpiClient, function: &str) -> SpiResult<String> {
-    let sql = format!("select prosrc from pg_proc where oid = 'outbox_internal.{function}'::regprocedure");
-    let body: Option<String> = client.select(sql.as_str(), Some(1), &[])?.first().get_one()?;
-    Ok(body.unwrap_or_default())
+/// The statement that calls a function of a claim.
+fn call(function: &str, args: usize) -> String {
+    let args: Vec<String> = (1..=args).map(|n| format!("${n}")).collect();
+    format!("select * from outbox_internal.{function}({})", args.join(", "))
 }
 
 fn type_of(arg: &Arg) -> PgBuiltInOids {

@@ -88,14 +88,13 @@ impl SessionDb {
 /// message that has an unreadable one: a text that cannot be converted to UTF-8 would make the statement fail. A commit
 /// with synchronous_commit off is visible before it is on disk, so the statement waits for the disk.
 fn claim(function: &str, args: usize) -> String {
-    let name = function.split('(').next().unwrap_or_default();
     let args: Vec<String> = (1..=args).map(|n| format!("${n}")).collect();
     let readable = |column: &str| format!("case when u.why is null then c.{column} end");
     format!(
-        "select c.tid::text, c.seq, null, c.partition, {}, c.attempts, c.crashes, c.claim_token, c.wal_position, c.replayed,
-                (extract(epoch from c.enqueued_at) * 1000000)::bigint, coalesce(c.remark, u.why),
-                (extract(epoch from c.expires_at) * 1000000)::bigint, null, {}, c.created_at, c.created_at_s
-         from outbox_internal.{name}({}) c
+        "select c.tid::text, c.seq, c.partition, {}, c.attempts, c.crashes, c.claim_token, c.replayed,
+                (extract(epoch from c.enqueued_at) * 1000000)::bigint, (extract(epoch from c.expires_at) * 1000000)::bigint,
+                c.wal_position, coalesce(c.remark, u.why), null, {}, c.created_at, c.created_at_s
+         from outbox_internal.{function}({}) c
          cross join lateral (select outbox_internal.unreadable(c.key, c) as why offset 0) u
          where outbox_internal.is_on_disk(coalesce(c.wal_position, 0))",
         readable("key"),

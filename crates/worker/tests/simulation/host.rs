@@ -610,9 +610,10 @@ impl Tables for Host {
                 ..Batch::default()
             });
         }
-        self.transaction(|world, _| {
+        self.transaction(|world, me| {
             let wanted = seen.len();
-            let rows = world.tables.mark_claimed(seen, epoch);
+            let looks_again = world.dice.chance(500);
+            let rows = world.tables.mark_claimed(me, seen, epoch, looks_again);
             for (seq, partition, row) in &rows {
                 self.note_claimed(world, *seq, epoch(*partition), row.crashes);
             }

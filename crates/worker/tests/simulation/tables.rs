@@ -191,26 +191,34 @@ impl Tables {
         rows.filter(|(_, row)| row.destination == destination)
             .filter(|(_, row)| again || row.token != Some(epoch))
             .take(lane.limit as usize)
-            .map(|(seq, row)| {
-                let mut row = row.clone();
-                row.crashes += i32::from(row.token.is_some());
-                (*seq, partition, row)
-            })
+            .map(|(seq, row)| (*seq, partition, row.clone()))
             .collect()
     }
 
-    /// Claims rows that were seen and are unchanged.
-    pub fn mark_claimed(&mut self, mut seen: Vec<Claim>, epoch: impl Fn(u16) -> i64) -> Vec<Claim> {
-        seen.retain(|(seq, partition, row)| {
-            let lane = &self.outbox[usize::from(*partition)];
-            lane.get(seq).is_some_and(|now| now.version == row.version)
-        });
-        for (seq, partition, row) in &seen {
-            let mut row = row.clone();
-            row.token = Some(epoch(*partition));
-            self.insert_ready(*partition, *seq, row);
+    /// Claims rows that were seen, if the worker holds their leases now. A row that has changed since then is left, or, with
+    /// `looks_again`, claimed as it is now, if it carries the token that was seen.
+    pub fn mark_claimed(
+        &mut self,
+        worker: &str,
+        seen: Vec<Claim>,
+        epoch: impl Fn(u16) -> i64,
+        looks_again: bool,
+    ) -> Vec<Claim> {
+        let mut claimed = Vec::new();
+        for (seq, partition, row) in seen {
+            let now = self.outbox[usize::from(partition)].get(&seq);
+            let Some(now) = now.filter(|_| self.held(worker, partition, epoch(partition))) else {
+                continue;
+            };
+            if now.version == row.version || looks_again && now.token == row.token {
+                let mut marked = now.clone();
+                marked.crashes += i32::from(now.token.is_some());
+                marked.token = Some(epoch(partition));
+                self.insert_ready(partition, seq, marked.clone());
+                claimed.push((seq, partition, marked));
+            }
         }
-        seen
+        claimed
     }
 
     /// The rows of a waiting key that a claim sees: (seq, version).
