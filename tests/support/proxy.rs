@@ -24,8 +24,6 @@ pub enum Mode {
     Blackhole,
     /// New connections are reset at once; old connections pass bytes.
     Refuse,
-    /// New connections get bytes of no protocol, and end; old connections pass bytes.
-    Garbage,
     /// Requests pass; the answers of the target are dropped.
     DropReplies,
     /// All bytes pass with this delay, in milliseconds, in each direction.
@@ -155,7 +153,6 @@ fn accept(listener: &TcpListener, state: &Arc<State>) {
         state.accepted.fetch_add(1, Ordering::AcqRel);
         match state.mode() {
             Mode::Refuse => reset_on_close(&client),
-            Mode::Garbage => _ = (&client).write_all(&GARBAGE), // the peer decides how it ends
             _ => open(client, state),
         }
     }
@@ -185,9 +182,6 @@ enum Direction {
     Request,
     Reply,
 }
-
-/// Bytes that are not HTTP, AMQP or TLS, and more than any of their headers.
-const GARBAGE: [u8; 64] = [0xa5; 64];
 
 enum Item {
     Bytes { due: Instant, bytes: Vec<u8> },

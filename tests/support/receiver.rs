@@ -6,7 +6,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -15,9 +15,7 @@ use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 
 use crate::certificate::{Authority, Certificate};
 use crate::consumer::label;
-use crate::wait::{LONG, pass_time_until, patient};
-
-const DRIP_EVERY: Duration = Duration::from_millis(20);
+use crate::wait::{LONG, patient};
 
 /// A request as it arrived.
 #[derive(Clone, Debug)]
@@ -58,8 +56,6 @@ pub enum Reply {
     Close,
     /// Sends nothing until the peer gives up.
     Hang,
-    /// Sends headers that never end, one byte every 20 ms.
-    Drip,
 }
 
 impl Reply {
@@ -173,14 +169,6 @@ fn serve(stream: impl Read + Write, seen: &Mutex<Vec<Request>>, answer: &impl Fn
                 stream.get_mut().flush()?;
             }
             Reply::Close => return Ok(()),
-            Reply::Drip => loop {
-                let bytes = b"HTTP/1.1 200 OK\r\n".iter().chain(b"x: y\r\n".iter().cycle());
-                for byte in bytes {
-                    stream.get_mut().write_all(&[*byte])?;
-                    stream.get_mut().flush()?;
-                    pass_time_until(Instant::now() + DRIP_EVERY);
-                }
-            },
             Reply::Hang => return io::copy(&mut stream, &mut io::sink()).map(drop),
         }
     }

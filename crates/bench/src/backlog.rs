@@ -30,15 +30,15 @@ pub fn replace(servers: &mut Servers, note: &str, count: u32, keys: u32) {
     servers.renew_queue();
     servers.sql_execute("truncate outbox_events, outbox_history");
     settle_down(servers);
-    load(servers, "order", note, count, keys);
+    load(servers, note, count, keys);
 }
 
 /// Enqueues `count` events, spread evenly over `keys` orders. The caller has paused delivery.
-pub fn load(servers: &mut Servers, kind: &str, note: &str, count: u32, keys: u32) {
+pub fn load(servers: &mut Servers, note: &str, count: u32, keys: u32) {
     // The shape of events::PUBLISH, many events per statement.
     let statement = format!(
         "select count(outbox_publish('OrderPlaced',
-           jsonb_build_object('note', $3::text, 'order', o, 'total', 99.90), '{kind}', o, 'placed',
+           jsonb_build_object('note', $3::text, 'order', o, 'total', 99.90), 'order', o, 'placed',
            destination => '{}'))
          from (select lpad((n % {keys})::text, 6, '0') as o from generate_series($1::int, $2::int) n) s",
         servers.destination
@@ -53,7 +53,7 @@ pub fn load(servers: &mut Servers, kind: &str, note: &str, count: u32, keys: u32
 }
 
 /// Makes all earlier work durable and the space of dead rows reusable, so that no run pays for another.
-pub fn settle_down(servers: &mut Servers) {
+fn settle_down(servers: &mut Servers) {
     for statement in ["vacuum outbox", "vacuum outbox_waiting", "checkpoint"] {
         servers.sql_execute(statement);
     }

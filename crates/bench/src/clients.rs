@@ -1,6 +1,5 @@
 //! Clients of an application, each on a thread: every transaction writes a business row and an event. They take the time
-//! until COMMIT is answered, and until a consumer has the message. Called by the rows latency, commits, isolation and
-//! beside.
+//! until COMMIT is answered, and until a consumer has the message. Called by the rows latency and commits.
 
 use std::collections::HashMap;
 use std::sync::Barrier;
@@ -9,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use lapin::Channel;
 use postgres::{Client, Statement};
-use support::{Consumer, wait_within};
+use support::Consumer;
 use tokio::runtime::Runtime;
 
 use crate::bare::{self, BarePublisher};
-use crate::cpu::{self, Cpu};
+use crate::cpu::Cpu;
 use crate::events::{self, EventMaker};
 use crate::report::Sample;
 use crate::servers::{BACKEND_PID, DB, EXCHANGE, QUEUE, Servers, ask};
@@ -26,8 +25,6 @@ const RATE_PER_CLIENT: u32 = 50;
 const WARM_UPS: u32 = 10;
 /// The time limit for the last message of a run.
 const LAST_MESSAGE: Duration = Duration::from_secs(30);
-/// The time limit for what is not published when the transactions end.
-const REST: Duration = Duration::from_secs(5);
 
 fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
@@ -48,8 +45,6 @@ pub enum Method {
 pub enum Pace {
     /// Transactions begin on a fixed schedule, however long earlier ones took.
     PerSecond(u32),
-    /// The same by one session.
-    OneSession(u32),
     /// This number of sessions commit one transaction after the other.
     AsFastAsPossible(u32),
 }
@@ -57,10 +52,7 @@ pub enum Pace {
 /// How far each message of a run must get.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Until {
-    /// Delivery is paused, or there is no message.
     Committed,
-    /// Confirmed by the broker and settled, as in `backlog`; the queue keeps it.
-    Published,
     /// A consumer has it.
     Received,
 }
@@ -78,21 +70,10 @@ pub struct Transactions {
     to_consumer_ms: Vec<f64>,
     commit_ms: Vec<f64>,
     per_s: f64,
-    delivery: Delivery,
-    cpu: Cpu,
-    /// The processor time of the clients for a transaction, in µs.
-    clients_us: f64,
-    wal_bytes: f64,
-}
-
-/// What the worker did meanwhile.
-struct Delivery {
     /// The rate of published messages until the last transaction.
-    per_s: f64,
-    /// The messages that were not published then.
-    rest: f64,
-    /// The time until they were published.
-    after_ms: f64,
+    published_per_s: f64,
+    cpu: Cpu,
+    wal_bytes: f64,
 }
 
 /// One transaction, with times of this process' monotonic clock.
@@ -129,7 +110,6 @@ impl Application {
                 let clients = rate.div_ceil(RATE_PER_CLIENT);
                 (clients, Duration::from_secs(1) * clients / rate)
             }
-            Pace::OneSession(rate) => (1, Duration::from_secs(1) / rate),
         };
         self.runs += 1;
         self.servers.renew_queue();
@@ -167,19 +147,13 @@ impl Application {
             let join = |thread: thread::ScopedJoinHandle<_>| thread.join().expect("a client that ends well");
             (before, running.into_iter().map(join).collect::<Vec<_>>())
         });
-        let (took, over) = (before.2.elapsed(), Instant::now());
-        let published = |servers: &mut Servers| (servers.published() - before.3) as f64;
-        let published_by_then = published(&mut self.servers);
+        let took = before.2.elapsed();
+        let published = (self.servers.published() - before.3) as f64;
         let sent: Vec<&Sent> = done.iter().flat_map(|done| &done.sent).collect();
         let deliveries = match consumer {
             Some(consumer) => consumer.recv_n(sent.len(), LAST_MESSAGE),
             None => Vec::new(),
         };
-        if until == Until::Published {
-            let all = sent.len() as f64;
-            wait_within("the rest to be published", REST, || published(&mut self.servers) >= all);
-        }
-        let after_ms = ms(over.elapsed());
         // The sessions are still connected, so their processor time can be read.
         let count = u32::try_from(sent.len()).expect("a small number");
         let cpu = processes.read().per_message(before.1, count);
@@ -199,13 +173,8 @@ impl Application {
                 .map(|sent| ms(sent.commit_answered.duration_since(sent.commit_sent)))
                 .collect(),
             per_s: f64::from(count) / took.as_secs_f64(),
-            delivery: Delivery {
-                per_s: published_by_then / took.as_secs_f64(),
-                rest: f64::from(count) - published_by_then,
-                after_ms,
-            },
+            published_per_s: published / took.as_secs_f64(),
             cpu,
-            clients_us: done.iter().map(|done| done.cpu_us).sum::<f64>() / f64::from(count),
             wal_bytes,
         }
     }
@@ -230,34 +199,16 @@ impl Transactions {
         }
     }
 
-    /// The rate of transactions, and what one costs.
-    pub fn rate(&self) -> Sample {
-        self.with_costs(Sample::default().result("", "/s", self.per_s))
-    }
-
     /// The rate of transactions, what one costs, and whether the worker kept up.
-    pub fn rate_beside(&self) -> Sample {
-        let sample = (self.rate())
-            .detail("CPU of the broker, a transaction", "µs", self.cpu.broker)
-            .detail("CPU of the clients, a transaction", "µs", self.clients_us);
-        match self.method {
-            Method::Publish | Method::InsertAndEnqueue => sample
+    pub fn rate(&self) -> Sample {
+        let sample = self.with_costs(Sample::default().result("", "/s", self.per_s));
+        match self.published_per_s {
+            0.0 => sample,
+            per_s => sample
+                .detail("published until the last transaction", "/s", per_s)
                 .detail("CPU of the worker, a transaction", "µs", self.cpu.workers)
-                .detail("published until the last transaction", "/s", self.delivery.per_s)
-                .detail("not published then", "", self.delivery.rest)
-                .detail("time until they were", "ms", self.delivery.after_ms),
-            Method::InsertAndPublishLater | Method::Insert => sample,
+                .detail("CPU of the broker, a transaction", "µs", self.cpu.broker),
         }
-    }
-
-    /// The time until COMMIT was answered.
-    pub fn commit(&self) -> Sample {
-        Sample::default()
-            .result("", "ms", stats::median(&self.commit_ms))
-            .detail("p99", "ms", stats::percentile(&self.commit_ms, 99.0))
-            .detail("CPU of the session, a transaction", "µs", self.cpu.sessions)
-            .detail("CPU of the worker, a transaction", "µs", self.cpu.workers)
-            .detail("CPU of the broker, a transaction", "µs", self.cpu.broker)
     }
 
     fn with_costs(&self, sample: Sample) -> Sample {
@@ -272,7 +223,6 @@ impl Transactions {
 struct Done {
     _session: Client,
     sent: Vec<Sent>,
-    cpu_us: f64,
 }
 
 /// A session of a client.
@@ -300,7 +250,7 @@ impl BenchSession<'_> {
         }
         start.wait();
         start.wait();
-        let (started, cpu_before) = (Instant::now(), cpu::of_this_thread());
+        let started = Instant::now();
         let mut due = self.offset;
         let mut all = Vec::new();
         while due.max(started.elapsed()) < length {
@@ -324,7 +274,6 @@ impl BenchSession<'_> {
         Done {
             _session: self.sql,
             sent: all,
-            cpu_us: cpu::of_this_thread() - cpu_before,
         }
     }
 

@@ -151,7 +151,7 @@ impl Target {
 
 /// Compares one request of each side.
 fn check_that_both_send_the_same(servers: &mut Servers, receiver: Receiver, maker: &EventMaker) -> Target {
-    backlog::load(servers, "order", &maker.note, 1, KEYS);
+    backlog::load(servers, &maker.note, 1, KEYS);
     let first = |receiver: &Receiver| wait_for("a request", LONG, || receiver.take_requests().pop());
     let ours = first(&receiver);
     let target = Target {

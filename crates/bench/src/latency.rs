@@ -1,7 +1,7 @@
 //! Rows latency and commits. Latency: the time from sending COMMIT until a consumer has the message, the outbox ÷ an
 //! application that publishes after its commit. The outbox gets the event by outbox_publish(); then, with the
 //! application's table of events as the source, its seq by outbox_enqueue(). Commits: the rate of transactions with
-//! outbox_publish() ÷ with an INSERT of the event.
+//! outbox_publish() ÷ with an INSERT of the event: while delivery is paused, and while the worker delivers.
 
 use crate::clients::{Application, Method, Pace, Until};
 use crate::options::{Options, Placement, name};
@@ -52,27 +52,35 @@ pub fn commits(options: &Options, report: &mut BenchReport) {
     let servers = Servers::start(Placement::Unpinned, options.first_queue(), &[], report);
     servers.pause();
     let mut application = Application::new(servers);
-    for (sessions, synchronous_commit) in [(1, "on"), (16, "on"), (16, "off")] {
+    for (sessions, synchronous_commit, delivers) in [
+        (1, "on", false),
+        (16, "on", false),
+        (16, "off", false),
+        (16, "on", true),
+    ] {
         application
             .servers
             .cluster
             .set_conf("synchronous_commit", synchronous_commit);
-        let row = format!("commits, {sessions} sessions, synchronous_commit {synchronous_commit}");
+        let row = match delivers {
+            true => format!("commits, {sessions} sessions, while the worker delivers"),
+            false => format!("commits, {sessions} sessions, synchronous_commit {synchronous_commit}"),
+        };
+        let pace = Pace::AsFastAsPossible(sessions);
         report.compare(&row, ["outbox_publish", "INSERT"], |side| {
             application.forget();
-            let method = if side == Side::Ours {
-                Method::Publish
-            } else {
-                Method::Insert
-            };
-            application
-                .run(
-                    method,
-                    Pace::AsFastAsPossible(sessions),
-                    options.seconds,
-                    Until::Committed,
-                )
-                .rate()
+            if side == Side::Other {
+                return application
+                    .run(Method::Insert, pace, options.seconds, Until::Committed)
+                    .rate();
+            }
+            if delivers {
+                application.servers.resume();
+                support::wait_connected(&application.servers.cluster);
+            }
+            let transactions = application.run(Method::Publish, pace, options.seconds, Until::Committed);
+            application.servers.pause();
+            transactions.rate()
         });
     }
 }

@@ -10,14 +10,13 @@
 //! | `bare` | how fast is lapin alone? |
 //! | `backlog` | how fast does the outbox drain? |
 //! | `clients` | how long do transactions of an application take, and when does the consumer have the message? |
-//! | `drain`, `shapes`, `latency`, `beside`, `isolation`, `http`, `subscriptions`, `idle`, `peers`, `profile` | the rows |
+//! | `drain`, `shapes`, `latency`, `http`, `idle`, `peers`, `profile` | the rows |
 //! | `stats`, `report` | what do the samples show, and how are they printed? |
 //!
 //! docs/benchmark-rows.md explains the rows.
 
 mod backlog;
 mod bare;
-mod beside;
 mod clients;
 mod cores;
 mod cpu;
@@ -25,7 +24,6 @@ mod drain;
 mod events;
 mod http;
 mod idle;
-mod isolation;
 mod latency;
 mod options;
 mod peers;
@@ -34,7 +32,6 @@ mod report;
 mod servers;
 mod shapes;
 mod stats;
-mod subscriptions;
 
 use clap::Parser;
 
@@ -50,16 +47,10 @@ fn main() {
             RowName::Sizes => drain::sizes(&options, &mut report),
             RowName::Latency => latency::latency(&options, &mut report),
             RowName::Commits => latency::commits(&options, &mut report),
-            RowName::Beside => beside::beside(&options, &mut report),
             RowName::Keys => shapes::keys(&options, &mut report),
             RowName::Snapshot => shapes::snapshot(&options, &mut report),
-            RowName::Blocked => shapes::blocked(&options, &mut report),
             RowName::Backlog => shapes::large_backlog(&options, &mut report),
-            RowName::Standby => shapes::standby(&options, &mut report),
-            RowName::Workers => shapes::workers(&options, &mut report),
-            RowName::Isolation => isolation::isolation(&options, &mut report),
             RowName::Http => http::http(&options, &mut report),
-            RowName::Subscriptions => subscriptions::subscriptions(&options, &mut report),
             RowName::Idle => idle::idle(&options, &mut report),
             RowName::Peers => peers::peers(&options, &mut report),
             RowName::Profile => profile::profile(&options, &mut report),

@@ -30,7 +30,7 @@ pub struct Options {
     /// Transactions per second, for latency.
     #[arg(long, value_delimiter = ',', default_values_t = [100, 1000], value_parser = clap::value_parser!(u32).range(1..=5000))]
     pub rates: Vec<u32>,
-    /// Seconds of one run of latency, commits, beside and isolation.
+    /// Seconds of one run of latency and commits.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: u32,
     /// Seconds of one run of idle.
@@ -45,16 +45,10 @@ pub enum RowName {
     Sizes,
     Latency,
     Commits,
-    Beside,
     Keys,
     Snapshot,
-    Blocked,
     Backlog,
-    Standby,
-    Workers,
-    Isolation,
     Http,
-    Subscriptions,
     Idle,
     Peers,
     Profile,

@@ -65,13 +65,6 @@ impl Servers {
         servers
     }
 
-    /// Replaces Postgres and the queue by empty ones.
-    pub fn renew_cluster(&mut self, conf: &[&str]) {
-        self.cluster = start_cluster(&self.broker, conf);
-        self.sql = self.cluster.connect(DB);
-        self.renew_queue();
-    }
-
     /// Pins every process to its core.
     fn place(&self) {
         if self.placement == Placement::Unpinned {

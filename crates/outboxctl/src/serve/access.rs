@@ -41,17 +41,10 @@ const FORM_MAX_BYTES: usize = 128 * 1024;
 /// Paths without a login: what the login page itself needs.
 const PUBLIC: [&str; 4] = ["/login", "/style.css", "/app.js", "/icon.svg"];
 
-#[derive(Debug)]
-struct User {
-    name: String,
-    secret: String,
-    may_act: bool,
-}
-
 /// The authenticated viewer. Every handler behind `guard` gets it.
 #[derive(Clone, Debug)]
 pub struct Viewer {
-    /// None if users have no names. The proxy names its users.
+    /// The user whom the proxy names. `None` = the token, or no access control.
     pub name: Option<String>,
     /// Whether there is a session to log out of.
     pub logged_in: bool,
@@ -64,7 +57,7 @@ impl Viewer {
     /// Refuses an action of a viewer who may not act, and a form that is not of this viewer's session.
     pub fn check(&self, form_token: Option<&str>) -> Result<(), Failure> {
         if !self.may_act {
-            let read_only = Failure::new(Code::Refused, "this monitor or this user is read-only");
+            let read_only = Failure::new(Code::Refused, "this monitor is read-only");
             return Err(read_only.hint("Start it with --allow-actions"));
         }
         let is_own = |token: &str| bool::from(token.as_bytes().ct_eq(self.form_token.as_bytes()));
@@ -78,7 +71,7 @@ impl Viewer {
 
 pub struct Access {
     /// None: every client that reaches the port may look, as on loopback.
-    users: Option<Vec<User>>,
+    token: Option<String>,
     /// The proxy that signs users in.
     proxy: Option<TrustedProxy>,
     allow_actions: bool,
@@ -97,28 +90,19 @@ pub struct Access {
 impl Access {
     pub fn new(
         token_file: Option<&Path>,
-        users_file: Option<&Path>,
         proxy: Option<TrustedProxy>,
         listen: SocketAddr,
         allow_actions: bool,
         hosts: &[String],
         base: &BasePath,
     ) -> Result<Self, Failure> {
-        let users = match (token_file, users_file) {
-            (Some(path), _) => {
-                let text = read_private(path)?;
-                let token = text.lines().next().unwrap_or_default().trim();
-                Some(vec![User::new(path, "", token, true)?])
-            }
-            (None, Some(path)) => Some(parse_users(path, &read_private(path)?)?),
-            (None, None) => None,
-        };
-        if users.is_none() && !listen.ip().is_loopback() {
+        let token = token_file.map(read_token).transpose()?;
+        if token.is_none() && !listen.ip().is_loopback() {
             let open = Failure::new(Code::Refused, format!("{listen} can be reached from other machines"));
-            return Err(open.hint("Give --token-file or --users-file, or listen at 127.0.0.1."));
+            return Err(open.hint("Give --token-file, or listen at 127.0.0.1."));
         }
         Ok(Self {
-            users,
+            token,
             proxy,
             allow_actions,
             hosts: hosts.iter().map(|host| host.to_ascii_lowercase()).collect(),
@@ -137,19 +121,16 @@ impl Access {
     }
 
     pub fn asks_for_secret(&self) -> bool {
-        self.users.is_some()
+        self.token.is_some()
     }
 
-    /// Whether users have names, so that the form has a field for one.
-    pub fn has_names(&self) -> bool {
-        self.users.iter().flatten().any(|user| !user.name.is_empty())
-    }
-
-    /// A new session for a valid secret: the value of the Set-Cookie header.
-    pub async fn login(&self, name: &str, secret: &str, headers: &HeaderMap) -> Option<String> {
-        let user = self.user(Some(name), secret).await?;
+    /// A new session for the token: the value of the Set-Cookie header.
+    pub async fn login(&self, secret: &str, headers: &HeaderMap) -> Option<String> {
+        if !self.is_token(secret).await {
+            return None;
+        }
         let id = random_token();
-        let viewer = self.viewer_of(user, random_token());
+        let viewer = self.viewer_of_token(self.allow_actions);
         self.sessions().put(id.clone(), (viewer, Instant::now()));
         // Behind a proxy with TLS only the browser knows that the connection is secure.
         let is_tls = text(headers, &header::ORIGIN).is_some_and(|origin| origin.starts_with("https://"));
@@ -167,34 +148,24 @@ impl Access {
         format!("{name}=; Path={path}; HttpOnly; SameSite=Strict; Max-Age=0")
     }
 
-    /// The user whom the proxy names, with the rights of the line in the users file, if there is one. The name counts more
-    /// than a token or a session. Err: why the request is refused.
+    /// The user whom the proxy names. The name counts more than a token or a session. Err: why the request is refused.
     fn viewer_of_proxy(&self, headers: &HeaderMap, peer: Option<PeerAddress>) -> Result<Option<Viewer>, &'static str> {
         let named = self.proxy.as_ref().map(|proxy| proxy.user(headers, peer)).transpose()?;
         let Some(name) = named.flatten() else {
             return Ok(None);
-        };
-        let may_act = match &self.users {
-            Some(users) if self.has_names() => {
-                let known = users.iter().find(|user| user.name == name);
-                known
-                    .ok_or("The users file does not have the user whom the proxy names.\n")?
-                    .may_act
-            }
-            _ => true,
         };
         let mut tokens = self.proxy_form_tokens.lock().unwrap_or_else(PoisonError::into_inner);
         let form_token = tokens.get_or_insert(name.to_owned(), random_token).clone();
         Ok(Some(Viewer {
             name: Some(name.to_owned()),
             logged_in: false,
-            may_act: self.allow_actions && may_act,
+            may_act: self.allow_actions,
             form_token,
         }))
     }
 
     async fn viewer(&self, headers: &HeaderMap) -> Option<Viewer> {
-        if self.users.is_none() {
+        if self.token.is_none() {
             return self.proxy.is_none().then(|| Viewer {
                 name: None,
                 logged_in: false,
@@ -204,10 +175,7 @@ impl Access {
         }
         if let Some(secret) = text(headers, &header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer ")) {
             // For programs. They need no form token, because they do not submit forms.
-            return self.user(None, secret.trim()).await.map(|user| Viewer {
-                may_act: false,
-                ..self.viewer_of(user, random_token())
-            });
+            return self.is_token(secret.trim()).await.then(|| self.viewer_of_token(false));
         }
         self.viewer_of_session(self.session_id(headers)?)
     }
@@ -229,22 +197,20 @@ impl Access {
         self.viewer_of_session(id).map(|_| id.to_owned())
     }
 
-    fn viewer_of(&self, user: &User, form_token: String) -> Viewer {
+    fn viewer_of_token(&self, may_act: bool) -> Viewer {
         Viewer {
-            name: (!user.name.is_empty()).then(|| user.name.clone()),
+            name: None,
             logged_in: true,
-            may_act: self.allow_actions && user.may_act,
-            form_token,
+            may_act,
+            form_token: random_token(),
         }
     }
 
-    /// The user with this secret, and with this name if one is given.
-    async fn user(&self, name: Option<&str>, secret: &str) -> Option<&User> {
+    async fn is_token(&self, secret: &str) -> bool {
         let turn = Arc::clone(&self.turn).lock_owned().await;
-        let mut users = self.users.iter().flatten();
-        let is_secret = |user: &User| bool::from(user.secret.as_bytes().ct_eq(secret.as_bytes()));
-        let found = users.find(|user| is_secret(user) && name.is_none_or(|name| user.name == name));
-        if found.is_none() {
+        let token = self.token.as_deref();
+        let is_right = token.is_some_and(|token| bool::from(token.as_bytes().ct_eq(secret.as_bytes())));
+        if !is_right {
             // A task: a client that leaves does not shorten the pause.
             let pause = tokio::spawn(async move {
                 sleep(WRONG_SECRET_PAUSE).await;
@@ -252,7 +218,7 @@ impl Access {
             });
             _ = pause.await;
         }
-        found
+        is_right
     }
 
     fn session_id<'a>(&self, headers: &'a HeaderMap) -> Option<&'a str> {
@@ -423,7 +389,8 @@ fn host_name(host: &str) -> &str {
     }
 }
 
-fn read_private(path: &Path) -> Result<String, Failure> {
+/// The first line of a file that only its owner may read.
+fn read_token(path: &Path) -> Result<String, Failure> {
     let shown = path.display();
     let failed = |error: std::io::Error| Failure::new(Code::Usage, format!("cannot read {shown}: {error}"));
     let metadata = std::fs::metadata(path).map_err(failed)?;
@@ -431,45 +398,13 @@ fn read_private(path: &Path) -> Result<String, Failure> {
         let open = Failure::new(Code::Refused, format!("{shown} can be read by other users"));
         return Err(open.hint(format!("chmod 600 {shown}")));
     }
-    std::fs::read_to_string(path).map_err(failed)
-}
-
-impl User {
-    fn new(path: &Path, name: &str, secret: &str, may_act: bool) -> Result<Self, Failure> {
-        if secret.len() < SECRET_MIN_BYTES {
-            let short = format!("a secret in {} has fewer than {SECRET_MIN_BYTES} bytes", path.display());
-            return Err(Failure::new(Code::Usage, short).hint("Make one with: openssl rand -hex 32"));
-        }
-        Ok(Self {
-            name: name.to_owned(),
-            secret: secret.to_owned(),
-            may_act,
-        })
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    let token = text.lines().next().unwrap_or_default().trim();
+    if token.len() < SECRET_MIN_BYTES {
+        let short = format!("the token in {shown} has fewer than {SECRET_MIN_BYTES} bytes");
+        return Err(Failure::new(Code::Usage, short).hint("Make one with: openssl rand -hex 32"));
     }
-}
-
-/// One user each line: `name:view:secret` or `name:act:secret`. Empty lines and lines that begin with # are skipped.
-fn parse_users(path: &Path, text: &str) -> Result<Vec<User>, Failure> {
-    let invalid = |problem: &str| Failure::new(Code::Usage, format!("{} {problem}", path.display()));
-    let mut users: Vec<User> = Vec::new();
-    let lines = text.lines().map(str::trim);
-    for line in lines.filter(|line| !line.is_empty() && !line.starts_with('#')) {
-        let parts: Vec<&str> = line.splitn(3, ':').collect();
-        let (name, may_act, secret) = match parts[..] {
-            [name, "view", secret] if !name.is_empty() => (name, false, secret),
-            [name, "act", secret] if !name.is_empty() => (name, true, secret),
-            // Not the line itself: it may contain a secret.
-            _ => return Err(invalid("has a line that is not name:view:secret or name:act:secret")),
-        };
-        if users.iter().any(|user| user.name == name) {
-            return Err(invalid(&format!("contains {name} twice")));
-        }
-        users.push(User::new(path, name, secret, may_act)?);
-    }
-    if users.is_empty() {
-        return Err(invalid("contains no user"));
-    }
-    Ok(users)
+    Ok(token.to_owned())
 }
 
 /// 256 random bits.
@@ -504,17 +439,7 @@ mod tests {
 
     #[test]
     fn only_loopback_goes_without_a_secret() {
-        let open = |listen: &str| {
-            Access::new(
-                None,
-                None,
-                None,
-                listen.parse().unwrap(),
-                false,
-                &[],
-                &BasePath::default(),
-            )
-        };
+        let open = |listen: &str| Access::new(None, None, listen.parse().unwrap(), false, &[], &BasePath::default());
         assert!(open("127.0.0.1:0").is_ok());
         assert!(open("[::1]:0").is_ok());
         for listen in ["0.0.0.0:8080", "[::]:8080", "10.0.0.5:8080"] {
@@ -525,7 +450,6 @@ mod tests {
     #[test]
     fn a_host_is_numbers_localhost_or_named() {
         let access = Access::new(
-            None,
             None,
             None,
             local(),
@@ -583,51 +507,31 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_file_of_users_says_who_may_what() {
-        let path = Path::new("users");
-        let users = parse_users(
-            path,
-            "# team\nkim:view:0123456789abcdef\n\nlee:act:with:colons:0123456789\n",
-        )
-        .unwrap();
-        assert_eq!((users[0].name.as_str(), users[0].may_act), ("kim", false));
-        assert_eq!(
-            (users[1].secret.as_str(), users[1].may_act),
-            ("with:colons:0123456789", true)
-        );
-        for bad in [
-            "",
-            "kim:0123456789abcdef",
-            "kim:admin:0123456789abcdef",
-            ":view:0123456789abcdef",
-            "kim:view:short",
-            "kim:view:0123456789abcdef\nkim:act:fedcba9876543210",
-        ] {
-            let failure = parse_users(path, bad).expect_err(bad);
-            assert!(!failure.to_string().contains("0123456789abcdef"), "{failure}");
+    const TOKEN: &str = "fedcba9876543210";
+
+    fn with_token(base: &BasePath) -> Access {
+        let access = Access::new(None, None, local(), true, &[], base).unwrap();
+        Access {
+            token: Some(TOKEN.to_owned()),
+            ..access
         }
     }
 
     #[tokio::test]
     async fn a_session_lasts_from_login_to_logout() {
-        let mut access = Access::new(None, None, None, local(), true, &[], &BasePath::default()).unwrap();
-        let file = "kim:view:0123456789abcdef\nlee:act:fedcba9876543210";
-        access.users = Some(parse_users(Path::new("users"), file).unwrap());
+        let access = with_token(&BasePath::default());
         let none = HeaderMap::new();
         assert!(access.viewer(&none).await.is_none());
-        assert!(access.login("kim", "fedcba9876543210", &none).await.is_none());
-        assert!(access.login("lee", "fedcba987654321", &none).await.is_none());
-        let cookie = access.login("lee", "fedcba9876543210", &none).await.unwrap();
+        assert!(access.login("fedcba987654321", &none).await.is_none());
+        let cookie = access.login(TOKEN, &none).await.unwrap();
         assert!(
             cookie.contains("; Path=/; HttpOnly; SameSite=Strict") && !cookie.contains("Secure"),
             "{cookie}"
         );
         // Another monitor behind the same proxy has a cookie of its own.
         let base = BasePath::parse("/ops/outbox").unwrap();
-        let mut below = Access::new(None, None, None, local(), true, &[], &base).unwrap();
-        below.users = Some(parse_users(Path::new("users"), file).unwrap());
-        let cookie_below = below.login("lee", "fedcba9876543210", &none).await.unwrap();
+        let below = with_token(&base);
+        let cookie_below = below.login(TOKEN, &none).await.unwrap();
         assert!(cookie_below.contains("; Path=/ops/outbox; "), "{cookie_below}");
         assert!(below.logout(&none).contains("; Path=/ops/outbox; "));
         let sent = headers(&[("cookie", cookie.split(';').next().unwrap())]);
@@ -637,25 +541,18 @@ mod tests {
         access.logout(&sent);
         assert!(access.viewer(&sent).await.is_none());
         let tls = headers(&[("origin", "https://monitor.example")]);
-        assert!(
-            access
-                .login("kim", "0123456789abcdef", &tls)
-                .await
-                .unwrap()
-                .ends_with("; Secure")
-        );
+        assert!(access.login(TOKEN, &tls).await.unwrap().ends_with("; Secure"));
     }
 
     /// Otherwise a client could leave after each guess that is not answered in time.
     #[tokio::test]
     async fn the_pause_after_a_wrong_secret_lasts_although_its_client_leaves() {
-        let mut access = Access::new(None, None, None, local(), true, &[], &BasePath::default()).unwrap();
-        access.users = Some(parse_users(Path::new("users"), "kim:view:0123456789abcdef").unwrap());
+        let access = with_token(&BasePath::default());
         let none = HeaderMap::new();
         let began = Instant::now();
-        let left = timeout(Duration::ZERO, access.login("kim", "0123456789abcdeg", &none)).await;
+        let left = timeout(Duration::ZERO, access.login("fedcba9876543211", &none)).await;
         assert!(left.is_err());
-        assert!(access.login("kim", "0123456789abcdef", &none).await.is_some());
+        assert!(access.login(TOKEN, &none).await.is_some());
         assert!(began.elapsed() >= WRONG_SECRET_PAUSE);
     }
 }

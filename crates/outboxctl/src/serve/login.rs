@@ -10,16 +10,16 @@ use std::sync::Arc;
 
 pub async fn show_login(State(site): State<Arc<Site>>, Form(fields): Form<Fields>) -> Response {
     match site.access.asks_for_secret() {
-        true => form(&site, fields.get("to"), false).into_response(),
+        true => form(fields.get("to"), false).into_response(),
         false => Redirect::to("/").into_response(),
     }
 }
 
 pub async fn login(State(site): State<Arc<Site>>, headers: HeaderMap, Form(fields): Form<Fields>) -> Response {
-    let (name, secret, to) = (fields.get("name"), fields.get("secret"), fields.get("to"));
-    match site.access.login(name.trim(), secret.trim(), &headers).await {
+    let (secret, to) = (fields.get("secret"), fields.get("to"));
+    match site.access.login(secret.trim(), &headers).await {
         Some(cookie) => ([(header::SET_COOKIE, cookie)], Redirect::to(own_path(to))).into_response(),
-        None => (StatusCode::UNAUTHORIZED, form(&site, to, true)).into_response(),
+        None => (StatusCode::UNAUTHORIZED, form(to, true)).into_response(),
     }
 }
 
@@ -35,8 +35,7 @@ fn own_path(to: &str) -> &str {
 }
 
 /// The only page without a login.
-fn form(site: &Site, to: &str, has_failed: bool) -> Markup {
-    let has_names = site.access.has_names();
+fn form(to: &str, has_failed: bool) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -44,15 +43,11 @@ fn form(site: &Site, to: &str, has_failed: bool) -> Markup {
             body.login {
                 main #main {
                     h1 { img src="/icon.svg" alt="" width="32" height="32"; " Outbox Monitor" }
-                    @if has_failed { (problem("Wrong user name or password.", "")) }
+                    @if has_failed { (problem("Wrong token.", "")) }
                     form.confirm method="post" action="/login" {
                         input type="hidden" name="to" value=(to);
-                        @if has_names {
-                            label for="name" { "Name" }
-                            input #name name="name" autocomplete="username" required autofocus;
-                        }
-                        label for="secret" { @if has_names { "Secret" } @else { "Token" } }
-                        input #secret name="secret" type="password" autocomplete="current-password" required autofocus[!has_names];
+                        label for="secret" { "Token" }
+                        input #secret name="secret" type="password" autocomplete="current-password" required autofocus;
                         button.primary { "Log in" }
                     }
                 }

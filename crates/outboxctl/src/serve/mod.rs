@@ -59,18 +59,15 @@ pub struct ServeArgs {
     /// Database name, connection string or URI; may be repeated
     #[arg(short = 'd', long, value_name = "DBNAME", help_heading = "Connection, as with psql")]
     dbname: Vec<String>,
-    /// Address and port; addresses other than loopback need a token or users
+    /// Address and port; addresses other than loopback need a token
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     listen: String,
     /// Let viewers retry, discard, replay, pause and resume
     #[arg(long)]
     allow_actions: bool,
     /// File with the one token that grants access
-    #[arg(long, value_name = "FILE", conflicts_with = "users_file")]
-    token_file: Option<PathBuf>,
-    /// File with a line name:view:secret or name:act:secret for each user
     #[arg(long, value_name = "FILE")]
-    users_file: Option<PathBuf>,
+    token_file: Option<PathBuf>,
     /// Header in which a proxy that signs users in names the user
     #[arg(long, value_name = "NAME", value_parser = proxy::parse_header)]
     trusted_user_header: Option<HeaderName>,
@@ -90,12 +87,10 @@ pub async fn run(context: &CommandContext, args: &ServeArgs) -> Result<ExitCode,
     let connects = args.connects(&context.connect)?;
     let address = listen_address(&args.listen)?;
     // Checked before anything is opened.
-    let (token, users) = (args.token_file.as_deref(), args.users_file.as_deref());
     let header = args.trusted_user_header.clone();
     let proxy = header.map(|header| TrustedProxy::new(header, &args.trusted_proxy));
     let access = Access::new(
-        token,
-        users,
+        args.token_file.as_deref(),
         proxy,
         address,
         args.allow_actions,
