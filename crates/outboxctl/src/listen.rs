@@ -12,7 +12,7 @@ use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderMap, StatusCode};
 use clap::Args;
-use outbox_transport::{Secret, Signer};
+use outbox_transport::{Secret, Signer, read_secret_file};
 use percent_encoding::percent_decode;
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
@@ -102,7 +102,8 @@ pub async fn run(context: &CommandContext, args: &ListenArgs) -> Result<ExitCode
 /// What verifies signatures with the secrets in the file, separated by spaces or lines.
 fn signer(file: &Path) -> Result<Signer, Failure> {
     let refused = |why: String| Failure::new(Code::Usage, format!("{}: {why}", file.display()));
-    let text = std::fs::read_to_string(file).map_err(|error| refused(error.to_string()))?;
+    let content = read_secret_file(file).map_err(|error| refused(error.to_string()))?;
+    let text = String::from_utf8_lossy(&content);
     let secrets: Vec<Secret> = text.split_whitespace().map(Secret::new).collect();
     match secrets.is_empty() {
         true => Err(refused("the file has no signing secret".to_owned())),

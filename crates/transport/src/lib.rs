@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | [`url`] | what does `outbox.url` contain? | any, pure |
 //! | `secret`, `deadline` | which text must never be shown; until when may messages be sent? | any |
+//! | `secret_file` | is a file with a secret private? | any |
 //! | `target` | what do the options of a destination say? | any, pure |
 //! | `started` | how is a publisher made from a description? | the worker's main thread |
 //! | `publisher` | how does the worker start publishers, hand over batches and learn outcomes? | the worker's main thread |
@@ -65,6 +66,7 @@ mod publisher_thread;
 pub mod remedy;
 mod scheduler;
 mod secret;
+mod secret_file;
 mod signature;
 mod ssrf;
 mod started;
@@ -83,6 +85,7 @@ pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication, Te
 pub use publisher::{Publisher, Publishers, prepare_process};
 pub use scheduler::give_way;
 pub use secret::Secret;
+pub use secret_file::{SecretFileError, read_secret_file};
 pub use signature::Signer;
 pub use ssrf::AllowList;
 pub use started::{NotStarted, Started, Starter};

@@ -2,12 +2,12 @@
 //! its main thread.
 
 use crate::down::limit_of;
+use crate::secret_file::{SecretFileError, read_secret_file};
 use crate::target::{Amqp, Certificates, Credential, Http, NamedFile, Protocol, Target};
 use crate::{
     AmqpConfig, ClientCertificate, Deadline, HttpConfig, Publisher, Publishers, Secret, Tls, TlsError, TlsPart, Waker,
 };
 use std::io;
-use std::os::unix::fs::MetadataExt;
 
 /// A publisher and what was read for it from files.
 pub struct Started {
@@ -178,14 +178,12 @@ fn read(file: &NamedFile) -> Result<Vec<u8>, String> {
     std::fs::read(&file.path).map_err(|error| cannot_read(file, &error))
 }
 
-/// Reads a file that only its owner may access, as core requires for a server key.
 fn read_secret(file: &NamedFile) -> Result<Vec<u8>, String> {
-    let meta = std::fs::metadata(&file.path).map_err(|error| cannot_read(file, &error))?;
-    if meta.mode() & 0o077 != 0 {
-        let NamedFile { named_by, path } = file;
-        return Err(format!("{named_by} {path} is open to group or others: chmod 600 it"));
-    }
-    read(file)
+    let NamedFile { named_by, path } = file;
+    read_secret_file(path.as_ref()).map_err(|error| match error {
+        SecretFileError::Unreadable(error) => cannot_read(file, &error),
+        SecretFileError::Exposed { why, remedy } => format!("{named_by} {path} {why}: {remedy} it"),
+    })
 }
 
 fn cannot_read(file: &NamedFile, error: &io::Error) -> String {

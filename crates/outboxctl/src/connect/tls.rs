@@ -5,6 +5,7 @@
 
 use super::target::{SslMode, TlsParams};
 use crate::failure::{Code, Failure};
+use outbox_transport::read_secret_file;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
@@ -12,8 +13,6 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
-use std::fs::Metadata;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -107,19 +106,9 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
 }
 
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, Failure> {
-    let metadata = std::fs::metadata(path).map_err(|error| unusable(path, &error.to_string()))?;
-    if !is_private(&metadata) {
-        return Err(unusable(path, "users other than its owner can read the key")
-            .hint("Set its permissions to 0600, or to 0640 if root owns it."));
-    }
-    PrivateKeyDer::from_pem_file(path)
+    let pem = read_secret_file(path).map_err(|error| unusable(path, &error.to_string()))?;
+    PrivateKeyDer::from_pem_slice(&pem)
         .map_err(|_| unusable(path, "it contains no private key in PEM format, or an encrypted one"))
-}
-
-/// Whether the key file is private by the rule of libpq: only its owner can read it, or also its group if root owns it.
-fn is_private(metadata: &Metadata) -> bool {
-    let forbidden = if metadata.uid() == 0 { 0o037 } else { 0o077 };
-    metadata.is_file() && metadata.mode() & forbidden == 0
 }
 
 fn unusable(path: &Path, problem: &str) -> Failure {

@@ -13,9 +13,9 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
 use lru::LruCache;
+use outbox_transport::{SecretFileError, read_secret_file};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::num::NonZeroUsize;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -389,16 +389,17 @@ fn host_name(host: &str) -> &str {
     }
 }
 
-/// The first line of a file that only its owner may read.
+/// The first line of a file that is private.
 fn read_token(path: &Path) -> Result<String, Failure> {
     let shown = path.display();
-    let failed = |error: std::io::Error| Failure::new(Code::Usage, format!("cannot read {shown}: {error}"));
-    let metadata = std::fs::metadata(path).map_err(failed)?;
-    if metadata.mode() & 0o077 != 0 {
-        let open = Failure::new(Code::Refused, format!("{shown} can be read by other users"));
-        return Err(open.hint(format!("chmod 600 {shown}")));
-    }
-    let text = std::fs::read_to_string(path).map_err(failed)?;
+    let content = read_secret_file(path).map_err(|error| match error {
+        SecretFileError::Unreadable(error) => Failure::new(Code::Usage, format!("cannot read {shown}: {error}")),
+        SecretFileError::Exposed { why, remedy } => {
+            Failure::new(Code::Refused, format!("{shown} {why}")).hint(format!("{remedy} {shown}"))
+        }
+    })?;
+    let text = String::from_utf8(content)
+        .map_err(|_| Failure::new(Code::Usage, format!("the token in {shown} is not UTF-8")))?;
     let token = text.lines().next().unwrap_or_default().trim();
     if token.len() < SECRET_MIN_BYTES {
         let short = format!("the token in {shown} has fewer than {SECRET_MIN_BYTES} bytes");
