@@ -160,6 +160,12 @@ comment on foreign data wrapper outbox_http is
   'Destinations of outbox that are URLs to which messages are posted. Secrets belong in a user mapping for the role of'
   ' the workers.';
 
+create function outbox_internal.mapping_problem(server oid)
+returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_mapping_problem_wrapper';
+comment on function outbox_internal.mapping_problem(oid) is
+  'Why the workers in the server may not use the user mapping of a server: it is empty, as a dump leaves it whose role may'
+  ' not read secrets. NULL = they may, or there is none.';
+
 create table @extschema@.outbox_paused (
   destination text collate "C" primary key,
   since       timestamptz not null default pg_catalog.now(),
@@ -4374,6 +4380,26 @@ comment on function outbox_internal.setting_command(text, text, text) is
   'The command that changes a setting where it is set: for this database, or for the server; for a destination with a'
   ' server of its own, the option of that name.';
 
+create function outbox_internal.mapping_remedy(destination text, problem text)
+returns text language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  select case
+    when problem like '% cannot read its user mapping %'
+      then format('GRANT USAGE ON FOREIGN SERVER %I TO %s', destination,
+                  substring(problem, '^(.*) cannot read its user mapping'))
+    when problem like '% and none for %'
+      then format('CREATE USER MAPPING FOR %s SERVER %I OPTIONS (signing_secret ''...'')',
+                  substring(problem, ' and none for (.*)$'), destination)
+    else format('fill it, because a dump of a role that may not read secrets leaves it empty: ALTER USER MAPPING FOR %1$s'
+                ' SERVER %2$I OPTIONS (%3$s), or drop it if it needs none: DROP USER MAPPING FOR %1$s SERVER %2$I',
+                substring(problem, '^the user mapping for (.*) is empty$'), destination,
+                case when exists (select from outbox_internal.destinations() d
+                                  where d.destination = $1 and d.wrapper = 'outbox_http')
+                     then 'ADD signing_secret ''...''' else 'ADD user ''...'', ADD password ''...''' end) end;
+end;
+comment on function outbox_internal.mapping_remedy(text, text) is
+  'The command that gives a worker the secrets of a destination whose user mapping it may not use.';
+
 create view outbox_internal.connection_problems as
 with destination as (
   select f.*, d.server is null as by_settings, d.wrapper is not distinct from 'outbox_http' as is_http, o.*, m.*,
@@ -4394,6 +4420,7 @@ with destination as (
            u.umoptions is null and d.wrapper <> 'outbox_http'
              or exists (select from unnest(u.umoptions) x where x like 'password=%') as has_password,
            u.umoptions is null or exists (select from unnest(u.umoptions) x where x like 'bearer\_token=%') as has_token,
+           exists (select from unnest(u.umoptions) x where x like 'headers=%') as has_headers,
            exists (select from unnest(u.umoptions) x where x like 'tls\_cert=%') as has_certificate
     from pg_user_mappings u
     where u.srvid = d.server and (u.umuser = 0 or u.usename = current_setting('outbox.worker_role'))
@@ -4407,7 +4434,9 @@ select d.destination,
          when d.reason = 'auth_refused' then case
            when d.role is not null
              then format('correct the credentials: ALTER USER MAPPING FOR %s SERVER %I OPTIONS (%s)', d.role, d.destination,
-                         case when d.is_http and not d.has_password
+                         case when d.is_http and d.has_headers and not d.has_password and not d.has_token
+                              then 'SET headers ''{"...": "..."}'''
+                              when d.is_http and not d.has_password
                               then case when d.has_token then 'SET' else 'ADD' end || ' bearer_token ''...'''
                               else case when d.has_password then 'SET' else 'ADD' end || ' password ''...''' end)
            when d.is_http or d.has_url
@@ -4693,11 +4722,17 @@ select 'destination', u.destination, u.detail,
             when u.detail like '%outbox.tls\_%'
               then 'let the file be in PEM, and a key readable for the server''s user only, or name another one: '
                    || outbox_internal.setting_command(substring(u.detail, 'outbox.tls_\w+'), '...')
+            when u.detail like '%user mapping%' then outbox_internal.mapping_remedy(u.destination, u.detail)
             when u.destination = 'default'
               then 'name the broker: ' || outbox_internal.setting_command('outbox.url', 'amqp://localhost')
             else format('ALTER SERVER %I OPTIONS (...); see docs/destinations.md', u.destination) end
-from (select c.destination, min(c.detail) as detail from connection c where c.state = 'unconfigured' group by 1) u
-where u.destination <> 'default' or current_setting('outbox.url') <> ''
+from (select x.destination, min(x.detail) as detail
+      from (select c.destination, c.detail from connection c where c.state = 'unconfigured'
+            union all
+            -- Also while no worker reports it, as in a restored database that is not adopted yet.
+            select d.destination, outbox_internal.mapping_problem(d.server) from outbox_internal.destinations() d) x
+      where x.detail is not null group by 1) u
+where u.destination <> 'default' or u.detail like '%user mapping%' or current_setting('outbox.url') <> ''
    or (select count(*) from outbox_internal.destinations()) = 1
    or exists (select from waiting f where f.destination = 'default')
 union all
@@ -5005,6 +5040,7 @@ declare
   is_requested boolean := false;
   seen record;
   stale text := '';
+  mapping_problem text;
 begin
   destination := coalesce(destination, 'default');
   select d.*, d.destination = 'default' and d.server is null as by_settings into described
@@ -5030,8 +5066,10 @@ begin
   return next;
 
   step := 'mapping';
-  ok := true;
+  mapping_problem := outbox_internal.mapping_problem(described.server);
+  ok := mapping_problem is null;
   detail := case
+    when not ok then format('%s: %s', mapping_problem, outbox_internal.mapping_remedy(described.destination, mapping_problem))
     when described.by_settings then 'none needed: user and password are in the settings'
     when exists (select from pg_user_mappings m where m.srvid = described.server and m.usename = worker_role)
       then format('there is a user mapping for %I', worker_role)
@@ -5987,7 +6025,8 @@ grant execute on function
 grant execute on function
   outbox_internal.shared_memory, outbox_internal.not_adopted, outbox_internal.source_problem,
   outbox_internal.history_partitions, outbox_internal.system_identifier, outbox_internal.schema_problem,
-  outbox_internal.setting_command, outbox_internal.server_workers, outbox_internal.has_ended, outbox_internal.leases_last,
+  outbox_internal.setting_command, outbox_internal.mapping_problem, outbox_internal.mapping_remedy,
+  outbox_internal.server_workers, outbox_internal.has_ended, outbox_internal.leases_last,
   outbox_internal.claims_last, outbox_internal.destinations, outbox_internal.blocked_lanes, outbox_internal.request_recheck,
   outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.message_rows, outbox_internal.obstacles
   to outbox_monitor;

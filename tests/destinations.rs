@@ -11,8 +11,8 @@ use support::stops::stop_in_time;
 use support::{Broker, Cluster, Consumer, Delivery, Mode, Proxy, fresh_names};
 use support::{
     DB, Event, Session, Stage, all_of, dead_port, exchange_and_queue, health, labels, outbox_cluster_with, refused,
-    unconnected_cluster, wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_paused, wait_published,
-    wait_stats, wait_true,
+    type_sql, unconnected_cluster, wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_paused,
+    wait_published, wait_stats, wait_true,
 };
 
 /// The labels without repeats: messages that the broker took behind a refused message came twice.
@@ -425,6 +425,42 @@ fn the_password_of_a_user_mapping_logs_in_and_is_shown_nowhere() {
     someone.run("create role someone; set role someone");
     let visible = someone.query_one("select count(*) from pg_user_mappings where umoptions is not null", &[]);
     assert_eq!(visible.expect("an answer").get::<_, i64>(0), 0);
+}
+
+#[test]
+fn no_broker_is_tried_with_an_empty_user_mapping_until_it_is_filled() {
+    let broker = Broker::start();
+    broker.add_user("courier", "correct-horse");
+    let (exchange, queue) = exchange_and_queue(&broker);
+    let cluster = unconnected_cluster(&broker.url(), "amq.topic", &[]);
+    // With the user and password of the settings it would be delivered.
+    cluster.exec(
+        DB,
+        &format!(
+            "create server audit foreign data wrapper outbox_amqp options (exchange '{exchange}');
+             create user mapping for outbox_worker server audit"
+        ),
+    );
+    cluster.publish(Event::new("one").to("audit"));
+    let problem = wait_for_problem(&cluster, "destination");
+    assert_eq!(problem, "audit: the user mapping for outbox_worker is empty");
+    wait_true(
+        &cluster,
+        "the worker to refuse it",
+        "select exists (select from outbox_destination_status where destination = 'audit' and state = 'unconfigured')",
+    );
+    assert_eq!(broker.queue_len(&queue), 0);
+    let remedy: String = cluster.query_one(
+        DB,
+        "select remedy from outbox_health where destination = 'audit' and not ok",
+    );
+    let command = outbox_core::remedy::command(&remedy).expect("a command");
+    let filled = command
+        .replace("user '...'", "user 'courier'")
+        .replace("password '...'", "password 'correct-horse'");
+    type_sql(&cluster, &filled);
+    wait_published(&cluster, 1);
+    assert_eq!(labels(&all_of(&broker, &queue)), ["one"]);
 }
 
 #[test]

@@ -21,6 +21,12 @@ comment on foreign data wrapper outbox_http is
   'Destinations of outbox that are URLs to which messages are posted. Secrets belong in a user mapping for the role of'
   ' the workers.';
 
+create function outbox_internal.mapping_problem(server oid)
+returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_mapping_problem_wrapper';
+comment on function outbox_internal.mapping_problem(oid) is
+  'Why the workers in the server may not use the user mapping of a server: it is empty, as a dump leaves it whose role may'
+  ' not read secrets. NULL = they may, or there is none.';
+
 create table @extschema@.outbox_paused (
   destination text collate "C" primary key,
   since       timestamptz not null default pg_catalog.now(),

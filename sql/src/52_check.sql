@@ -23,6 +23,7 @@ declare
   is_requested boolean := false;
   seen record;
   stale text := '';
+  mapping_problem text;
 begin
   destination := coalesce(destination, 'default');
   select d.*, d.destination = 'default' and d.server is null as by_settings into described
@@ -48,8 +49,10 @@ begin
   return next;
 
   step := 'mapping';
-  ok := true;
+  mapping_problem := outbox_internal.mapping_problem(described.server);
+  ok := mapping_problem is null;
   detail := case
+    when not ok then format('%s: %s', mapping_problem, outbox_internal.mapping_remedy(described.destination, mapping_problem))
     when described.by_settings then 'none needed: user and password are in the settings'
     when exists (select from pg_user_mappings m where m.srvid = described.server and m.usename = worker_role)
       then format('there is a user mapping for %I', worker_role)

@@ -107,7 +107,8 @@ grant execute on function
 grant execute on function
   outbox_internal.shared_memory, outbox_internal.not_adopted, outbox_internal.source_problem,
   outbox_internal.history_partitions, outbox_internal.system_identifier, outbox_internal.schema_problem,
-  outbox_internal.setting_command, outbox_internal.server_workers, outbox_internal.has_ended, outbox_internal.leases_last,
+  outbox_internal.setting_command, outbox_internal.mapping_problem, outbox_internal.mapping_remedy,
+  outbox_internal.server_workers, outbox_internal.has_ended, outbox_internal.leases_last,
   outbox_internal.claims_last, outbox_internal.destinations, outbox_internal.blocked_lanes, outbox_internal.request_recheck,
   outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.message_rows, outbox_internal.obstacles
   to outbox_monitor;

@@ -401,29 +401,37 @@ pub fn may_use_server(server: u32, role: u32) -> bool {
     major::may_use_server(server.into(), role.into())
 }
 
-/// The options of the current user's mapping for a foreign server, or else of PUBLIC's, each as `name=value`. Not read
-/// by SQL, which shows them only to a superuser and the owner of the server.
-pub fn user_mapping(server: u32) -> Vec<String> {
+/// A user mapping of a foreign server.
+pub struct UserMapping {
+    pub is_public: bool,
+    /// Each as `name=value`.
+    pub options: Vec<String>,
+}
+
+/// The mapping of a role for a foreign server, or else PUBLIC's. Not read by SQL, which shows the options only to a superuser
+/// and the owner of the server.
+pub fn user_mapping(server: u32, role: u32) -> Option<UserMapping> {
     const USER_MAPPING_OPTIONS: i16 = 4; // umoptions, from catalog/pg_user_mapping.h
     // SAFETY: syscache lookups inside a transaction; the options are copied before the tuple is released.
     unsafe {
         let cache = CacheId::USERMAPPINGUSERSERVER as i32;
         let find = |user: pg_sys::Oid| pg_sys::SearchSysCache2(cache, user.into(), pg_sys::Oid::from(server).into());
-        let mut tuple = find(pg_sys::GetUserId());
-        if tuple.is_null() {
+        let mut tuple = find(role.into());
+        let is_public = tuple.is_null();
+        if is_public {
             tuple = find(pg_sys::InvalidOid);
         }
         if tuple.is_null() {
-            return Vec::new();
+            return None;
         }
         let mut is_null = false;
         let options = pg_sys::SysCacheGetAttr(cache, tuple, USER_MAPPING_OPTIONS, &mut is_null);
-        let texts = match is_null {
+        let options = match is_null {
             true => Vec::new(),
             false => super::array::lossy_texts(options),
         };
         pg_sys::ReleaseSysCache(tuple);
-        texts
+        Some(UserMapping { is_public, options })
     }
 }
 

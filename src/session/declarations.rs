@@ -3,10 +3,12 @@
 
 use crate::config;
 use crate::error::{self, UserError};
-use crate::pg::args::SqlTexts;
+use crate::pg::args::{SqlText, SqlTexts};
 use crate::pg::catalog::{self, Oid, OptionsOf};
+use crate::pg::text;
 use crate::store;
 use outbox_transport::target::{self, Kind, Level};
+use outbox_worker::Mapping;
 use pgrx::prelude::*;
 
 #[pg_extern(sql = false)]
@@ -49,6 +51,16 @@ fn check_options(kind: Kind, options: SqlTexts, catalog: Oid) {
             format!("no message can be sent there yet: {why}, and outbox.http_allow does not list it"),
             hint,
         );
+    }
+}
+
+/// The problem of the user mapping that the workers in the server use for this server, if they may not deliver with it.
+#[pg_extern(sql = false)]
+fn outbox_mapping_problem(server: Oid) -> Option<SqlText> {
+    let role = catalog::role_oid(&text::to_c_string(&config::ServerSettings::snapshot().worker_role));
+    match store::mapping_of(server.to_u32(), role) {
+        Mapping::Unusable(why) => Some(why.into()),
+        Mapping::Absent | Mapping::Options(_) => None,
     }
 }
 

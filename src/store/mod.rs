@@ -10,7 +10,9 @@ pub mod subscriptions;
 use crate::error::internal;
 use crate::pg::catalog::{self, Server};
 use crate::pg::spi::{Spi, SpiResult};
-use outbox_worker::DEFAULT_DESTINATION;
+use outbox_transport::target::split;
+use outbox_worker::{DEFAULT_DESTINATION, Mapping};
+use pgrx::spi::quote_identifier;
 
 /// The name of a key in an error for an event that was enqueued without one.
 pub const AGGREGATE_KEY: &str = "key (aggregate_type:aggregate_id)";
@@ -22,6 +24,21 @@ pub fn server_of(destination: &str) -> Option<Server> {
         destination != DEFAULT_DESTINATION || catalog::has_rights_of(server.owner, catalog::role_oid(c"outbox_admin"))
     };
     catalog::foreign_server(destination).filter(counts)
+}
+
+/// The user mapping of a foreign server that a role uses. An empty one is what a dump leaves of a mapping whose options its
+/// role could not read: without them a message would be sent unsigned, or with other credentials.
+pub fn mapping_of(server: u32, role: u32) -> Mapping {
+    match catalog::user_mapping(server, role) {
+        None => Mapping::Absent,
+        Some(found) if found.options.is_empty() => {
+            Mapping::Unusable(outbox_worker::empty_mapping(&match found.is_public {
+                true => "PUBLIC".to_owned(),
+                false => quote_identifier(catalog::role_name(role)),
+            }))
+        }
+        Some(found) => Mapping::Options(split(&found.options)),
+    }
 }
 
 /// The key for an event that was enqueued without one.

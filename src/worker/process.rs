@@ -109,7 +109,7 @@ fn start(number: u32, slot: &'static workers::WorkerEntry, known_defaults: u64) 
         remember_table(store.settings_table_oid()?);
         let session_defaults = store.session_defaults()?;
         let may_have_changed = is_first && !catalog::settings_are_unchanged();
-        let described = store.protocol.destinations(catalog::user_mapping)?;
+        let described = store.destinations()?;
         store.refresh_source()?;
         if let Some(database) = databases::my_database()
             && !database.adopted.is_set()

@@ -183,10 +183,7 @@ impl outbox_worker::Runtime for ServerRuntime {
             in_transaction(c"outbox: read settings", Durability::Relaxed, || {
                 let catalog_changes = catalog::changes();
                 let read = match must_read || catalog_changes != known {
-                    true => Some((
-                        store.session_defaults()?,
-                        store.protocol.destinations(catalog::user_mapping)?,
-                    )),
+                    true => Some((store.session_defaults()?, store.destinations()?)),
                     false => None,
                 };
                 let not_adopted = store.not_adopted()?;

@@ -133,7 +133,12 @@ fn no_secret_that_a_receiver_sends_back_is_in_a_view_a_table_or_the_log() {
     let answer = |request: &Request| Reply::Answer {
         status: if request.path == "/" { 422 } else { 401 },
         headers: String::new(),
-        body: format!("{} {OLD} {}", request.header("authorization"), request.path),
+        body: format!(
+            "{} {OLD} {} {}",
+            request.header("authorization"),
+            request.header("x-api-key"),
+            request.path
+        ),
     };
     let receiver = Receiver::start(answer);
     let cluster = http_cluster(&["log_min_messages = debug1"]);
@@ -142,9 +147,9 @@ fn no_secret_that_a_receiver_sends_back_is_in_a_view_a_table_or_the_log() {
         cluster.exec(
             DB,
             &format!(
-                "create server {name} foreign data wrapper outbox_http options (url '{url}'{options});
+                r#"create server {name} foreign data wrapper outbox_http options (url '{url}'{options});
                  create user mapping for outbox_worker server {name}
-                 options (bearer_token 'hunter2-token', signing_secret '{OLD}')",
+                 options (bearer_token 'hunter2-token', signing_secret '{OLD}', headers '{{"X-Api-Key": "hunter2-key"}}')"#,
                 url = receiver.url(path)
             ),
         );
@@ -174,7 +179,7 @@ fn no_secret_that_a_receiver_sends_back_is_in_a_view_a_table_or_the_log() {
         }
     }
     assert!(
-        visible.contains("HTTP 422 Unprocessable Entity: Bearer …"),
+        visible.contains("HTTP 422 Unprocessable Entity: Bearer …") && visible.contains("… … /"),
         "the answers must be shown"
     );
     for secret in ["hunter2", canary, "path-with-a-token"] {
@@ -183,6 +188,92 @@ fn no_secret_that_a_receiver_sends_back_is_in_a_view_a_table_or_the_log() {
             .map(|at| visible[at.saturating_sub(200)..at].to_owned());
         assert_eq!(around, None, "{secret} can be seen");
     }
+}
+
+#[test]
+fn secret_headers_go_out_with_each_message_and_replace_those_of_server_and_event() {
+    let receiver = Receiver::start(|request| {
+        let is_known = request.header("authorization") == "ApiKey {hunter2}" && request.header("x-api-key") == "a-key";
+        Reply::status(if is_known { 200 } else { 401 })
+    });
+    let cluster = http_cluster(&[]);
+    destination(
+        &cluster,
+        "hook",
+        &receiver.url("/"),
+        r#"headers '{"x-api-key": "{type}", "x-team": "{type}"}'"#,
+    );
+    cluster.exec(
+        DB,
+        r#"create user mapping for outbox_worker server hook
+             options (headers '{"Authorization": "ApiKey {hunter2}", "X-Api-Key": "wrong"}');
+           select outbox_publish('T', '{}', headers => '{"X-API-KEY": "of the event"}', destination => 'hook')"#,
+    );
+    wait_for_problem(&cluster, "broker");
+    let remedy = remedy(&cluster, "broker");
+    assert!(
+        remedy.contains("ALTER USER MAPPING FOR outbox_worker SERVER hook OPTIONS (SET headers '"),
+        "{remedy}"
+    );
+    cluster.exec(
+        DB,
+        r#"alter user mapping for outbox_worker server hook
+             options (set headers '{"Authorization": "ApiKey {hunter2}", "X-Api-Key": "a-key"}')"#,
+    );
+    wait_published(&cluster, 1);
+    let sent = receiver.requests().pop().expect("a request");
+    assert_eq!(sent.header("x-team"), "T");
+}
+
+/// A dump of a role that may not read secrets creates the mapping without options.
+#[test]
+fn nothing_is_posted_for_an_empty_user_mapping_until_it_is_filled_or_dropped() {
+    let receiver = willing();
+    let cluster = http_cluster(&[]);
+    for role in ["outbox_worker", "public"] {
+        let name = format!("hook_{role}");
+        cluster.exec(
+            DB,
+            &format!(
+                "create server {name} foreign data wrapper outbox_http options (url '{}');
+                 create user mapping for {role} server {name}",
+                receiver.url("/")
+            ),
+        );
+    }
+    for name in ["hook_outbox_worker", "hook_public"] {
+        cluster.publish_run(name, "k", 1);
+    }
+    let empty = r#"select count(*) from outbox_health where not ok and "check" = 'destination'
+                   and problem like 'the user mapping for % is empty' and remedy like '%ALTER USER MAPPING FOR %'"#;
+    wait_until("both to be named", LONG, || cluster.query_one::<i64>(DB, empty) == 2);
+    let step = "select format('%s %s', ok, detail) from outbox_check('hook_outbox_worker') where step = 'mapping'";
+    let step: String = cluster.query_one(DB, step);
+    assert!(
+        step.starts_with("f the user mapping for outbox_worker is empty: fill it"),
+        "{step}"
+    );
+    wait_true(
+        &cluster,
+        "the worker to refuse both",
+        "select count(*) = 2 from outbox_destination_status where destination like 'hook%' and state = 'unconfigured'",
+    );
+    assert_eq!(receiver.requests().len(), 0);
+    let remedy_of = |name: &str| {
+        let sql = format!("select remedy from outbox_health where destination = '{name}' and not ok");
+        cluster.query_one::<String>(DB, &sql)
+    };
+    let fill = remedy_of("hook_outbox_worker");
+    let fill = outbox_core::remedy::command(&fill).expect("a command");
+    type_sql(&cluster, &fill.replace("...", OLD));
+    wait_published(&cluster, 1);
+    let sent = receiver.requests().pop().expect("a request");
+    assert_eq!(sent.header("webhook-signature"), signature(OLD, &sent));
+    let drop = remedy_of("hook_public");
+    let drop = outbox_core::remedy::alternatives(&drop)[1];
+    type_sql(&cluster, outbox_core::remedy::command(drop).expect("a command"));
+    wait_published(&cluster, 2);
+    wait_healthy(&cluster, "destination");
 }
 
 #[test]
@@ -230,6 +321,19 @@ fn bad_options_are_refused_when_they_are_written() {
         "signing_secret 'whsec_aHVudGVyMg=='",
         "signing_secret ' '",
         "tls_key 'hunter2'",
+        "headers 'hunter2'",
+        "headers '{}'",
+        r#"headers '{"x-api-key": 7}'"#,
+        r#"headers '{"x-api-key": ""}'"#,
+        r#"headers '{"x-api-key": "hunter2\r\nhost: evil"}'"#,
+        r#"headers '{"x-api-key: hunter2": "x"}'"#,
+        r#"headers '{"webhook-id": "hunter2"}'"#,
+        r#"headers '{"outbox-hunter2": "x"}'"#,
+        r#"headers '{"content-type": "hunter2"}'"#,
+        r#"headers '{"X-Key": "hunter2", "x-key": "hunter2"}'"#,
+        r#"headers '{"Authorization": "hunter2"}', bearer_token 'hunter2'"#,
+        r#"headers '{"authorization": "hunter2"}', user 'u', password 'hunter2'"#,
+        &format!(r#"headers '{{"x-key": "{}"}}'"#, "k".repeat(4096)),
     ] {
         let error = refused(&cluster, &format!("{mapping} ({options})"));
         assert_eq!(error.code(), &SqlState::INVALID_PARAMETER_VALUE, "{options}: {error:?}");

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use support::{Broker, Cluster, Consumer, Mode, Proxy, wait_until};
+use support::{Broker, Cluster, Consumer, Mode, Proxy, Receiver, Reply, wait_until};
 
 use support::*;
 
@@ -182,6 +182,50 @@ fn a_dump_in_custom_format_restores_as_well() {
     cluster.exec("restored", "insert into orders values (42)");
     let captured = "select count(*) from outbox where key = 'orders:42'";
     assert_eq!(cluster.query_one::<i64>("restored", captured), 1);
+}
+
+#[test]
+fn a_dump_of_a_role_that_reads_no_secrets_posts_nothing_unsigned_after_its_restore() {
+    let receiver = Receiver::start(|_| Reply::status(200));
+    let cluster = unconnected_cluster("", "nowhere", &["outbox.http_allow = '127.0.0.1'"]);
+    cluster.exec(
+        DB,
+        &format!(
+            "create server hook foreign data wrapper outbox_http options (url '{}');
+             create user mapping for outbox_worker server hook options (bearer_token 'of-the-worker');
+             create role dumper login in role pg_read_all_data",
+            receiver.url("/")
+        ),
+    );
+    pause(&cluster);
+    cluster.publish(Event::new("one").to("hook"));
+    let dump = tool(&cluster, "pg_dump", DB, &["-U", "dumper"], b"");
+    cluster.exec(DB, "create database restored");
+    tool(
+        &cluster,
+        "psql",
+        "restored",
+        &["-q", "-1", "-v", "ON_ERROR_STOP=1"],
+        &dump,
+    );
+    cluster.exec(
+        "restored",
+        "alter database restored set outbox.enabled = on; select outbox_adopt()",
+    );
+    let problem = "select problem from outbox_health where destination = 'hook' and not ok";
+    let problem: String = cluster.query_one("restored", problem);
+    assert_eq!(problem, "the user mapping for outbox_worker is empty");
+    wait_until("the worker to refuse it", LONG, || {
+        let is_so = "select exists (select from outbox_destination_status where destination = 'hook' and state = 'unconfigured')";
+        cluster.query_one("restored", is_so)
+    });
+    assert_eq!(receiver.requests().len(), 0);
+    cluster.exec(
+        "restored",
+        "alter user mapping for outbox_worker server hook options (add bearer_token 'of-the-worker')",
+    );
+    wait_until("the message", LONG, || receiver.requests().len() == 1);
+    assert_eq!(receiver.requests()[0].header("authorization"), "Bearer of-the-worker");
 }
 
 /// A claim belongs to the worker that made it, which does not exist in the restored database.

@@ -4,7 +4,7 @@
 use std::time::{Duration, SystemTime};
 
 use serde_json::json;
-use support::{Broker, Consumer, Receiver, Reply, process};
+use support::{Broker, Consumer, Receiver, Reply, process, wait_for};
 
 use super::{Outside, make_courier, run, wait_for_file, wait_for_shares, wait_for_total, without_workers, work};
 use support::faults::{Faults, messages};
@@ -354,6 +354,47 @@ fn named_destinations_use_the_user_mapping_of_the_role_of_work() {
     for request in requests {
         assert_eq!(request.header("authorization"), "Bearer of-the-courier");
     }
+}
+
+#[test]
+fn a_worker_outside_posts_nothing_without_the_secret_of_the_destination() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let receiver = Receiver::start(|_| Reply::status(204));
+    let cluster = without_workers(broker, &exchange, &["outbox.http_allow = '127.0.0.1'"]);
+    cluster.exec(
+        DB,
+        &format!(
+            "create server hook foreign data wrapper outbox_http options (url '{}');
+             create user mapping for outbox_worker server hook options (bearer_token 'of-the-worker')",
+            receiver.url("/")
+        ),
+    );
+    let _outside = Outside::start(&cluster, "postman");
+    cluster.exec(DB, "select outbox_publish('T', '{}', destination => 'hook')");
+    let remedy = |problem: &str| {
+        let sql = format!(
+            r#"select remedy from outbox_health where "check" = 'destination' and destination = 'hook'
+               and problem = '{problem}'"#
+        );
+        wait_for(problem, LONG, || {
+            let rows = cluster.connect(DB).query(&sql, &[]).expect("outbox_health");
+            Some(rows.first()?.get::<_, String>(0))
+        })
+    };
+    let create = remedy("there is a user mapping for outbox_worker and none for courier");
+    cluster.exec(DB, &create.replace(" OPTIONS (signing_secret '...')", ""));
+    let grant = remedy("courier cannot read its user mapping without USAGE on the server");
+    cluster.exec(DB, &grant);
+    let fill = remedy("the user mapping for courier is empty");
+    assert_eq!(receiver.requests().len(), 0);
+    let fill = outbox_core::remedy::command(&fill).expect("a command");
+    let token = fill.replace("signing_secret '...'", "bearer_token 'of-the-courier'");
+    cluster.exec(DB, &token);
+    wait_published(&cluster, 1);
+    let requests = receiver.requests();
+    assert_eq!(requests.len(), 1);
+    assert_eq!(requests[0].header("authorization"), "Bearer of-the-courier");
 }
 
 #[test]

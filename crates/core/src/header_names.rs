@@ -86,6 +86,18 @@ pub(crate) fn static_name(transport: TransportKind, format: Format, name: &str) 
     Ok(name)
 }
 
+/// Checks the name of a header whose value is a secret of the destination. Only HTTP has such headers. The rule is that of
+/// all formats, because the format may change; `Authorization` is allowed, as the option is for credentials.
+///
+/// # Errors
+/// [`Refusal`] unless a destination may set it.
+pub fn secret_name(name: &str) -> Result<Text, Refusal> {
+    match name.eq_ignore_ascii_case("authorization") {
+        true => Ok("authorization".into()),
+        false => static_name(TransportKind::Http, Format::CloudEvents, name),
+    }
+}
+
 /// Whether the name is reserved for outbox or the transport. With HTTP it is given in lower case.
 pub(crate) fn is_reserved(transport: TransportKind, format: Format, name: &str) -> bool {
     let prefix = name.as_bytes().get(..ATTRIBUTE_PREFIX.len());

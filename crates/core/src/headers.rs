@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use serde_json::value::RawValue;
 
 use crate::format::{Format, TransportKind};
-pub use crate::header_names::is_reserved_by_http;
 use crate::header_names::{check_routes_nothing, check_token, is_reserved};
+pub use crate::header_names::{is_reserved_by_http, secret_name};
 use crate::json::{decimal, not_json};
 use crate::message::{Event, HeaderValue, Pointer};
 use crate::refusal::{Refusal, check_short};

@@ -111,6 +111,7 @@ impl Starter {
         Ok(HttpConfig {
             auth: http.auth(),
             signing_secrets: http.signing_secrets.clone(),
+            secret_headers: http.secret_headers.clone(),
             tls: read_tls(&target.certificates)?,
             allow: target.allow.clone(),
             connect_timeout: target.connect_timeout,

@@ -77,6 +77,8 @@ pub struct Http {
     pub secret: Option<Secret>,
     /// The current secret first, then the older secrets that it replaces.
     pub signing_secrets: Vec<Secret>,
+    /// Headers of each request whose values are secret, by their names in lower case.
+    pub secret_headers: Vec<(String, Secret)>,
     /// The most requests at a time.
     pub concurrency: usize,
 }

@@ -1,7 +1,7 @@
 //! The client of the worker protocol: it calls the functions of sql/src/30_worker.sql and decodes their rows. A worker in
 //! the server calls them through SPI, one outside through its session: each is a [`Db`].
 
-use crate::settings::Described;
+use crate::settings::{Described, Mapping};
 use outbox_core::engine::{Batch, CLAIM_BYTES_MAX, Claimed, DueMessages, HeldLease, Lane, RowId, Settlement};
 use outbox_core::event::{self, Event, sendable};
 use outbox_core::key_order::{BlockedKey, OrderedKey};
@@ -165,19 +165,19 @@ impl<D: Db> WorkerProtocol<D> {
         self.db.run(Statement::Write(sql), &args, |_| Ok(())).map(drop)
     }
 
-    /// The destinations of this database. `mapping` returns the options of the user mapping of a foreign server for this
-    /// worker's role.
-    pub fn destinations(&self, mapping: impl Fn(u32) -> Vec<String>) -> Result<Vec<Described>, D::Error> {
+    /// The destinations of this database. `mapping` returns the user mapping of a foreign server for this worker's role.
+    pub fn destinations(&self, mapping: impl Fn(Kind, u32) -> Mapping) -> Result<Vec<Described>, D::Error> {
         let sql = "select outbox_internal.legible(d.destination), d.wrapper, d.server::bigint, d.paused,
                           array(select outbox_internal.legible(o) from unnest(d.options) with ordinality u (o, i) order by i)
                    from outbox_internal.destinations() d";
         self.db.run(Statement::Read(sql), &[], |row| {
+            let kind = Kind::of_wrapper(&row.name(1)?).unwrap_or(Kind::Amqp);
             let server = row.number(2)?;
             Ok(Described {
                 name: row.name(0)?,
-                kind: Kind::of_wrapper(&row.name(1)?).unwrap_or(Kind::Amqp),
+                kind,
                 options: split(&row.texts(4)?),
-                mapping: split(&server.map(|oid| mapping(oid as u32)).unwrap_or_default()),
+                mapping: server.map_or(Mapping::Absent, |oid| mapping(kind, oid as u32)),
                 paused: row.boolean(3)?,
             })
         })

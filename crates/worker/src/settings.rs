@@ -28,6 +28,21 @@ pub struct WorkerSettings {
     pub idle_backoff_ms: u32,
 }
 
+/// The user mapping of a foreign server for a worker's role. It has no Debug: it holds secrets.
+#[derive(Clone, PartialEq)]
+pub enum Mapping {
+    /// There is none, so the destination has no secrets.
+    Absent,
+    Options(Vec<(String, String)>),
+    /// The destination has secrets, and the worker does not have them: why. Nothing may be sent.
+    Unusable(String),
+}
+
+/// The problem of an empty user mapping. `role` is quoted as an identifier.
+pub fn empty_mapping(role: &str) -> String {
+    format!("the user mapping for {role} is empty")
+}
+
 /// A destination as the catalogs describe it. It has no Debug: `mapping` holds secrets.
 #[derive(Clone, PartialEq)]
 pub struct Described {
@@ -35,8 +50,7 @@ pub struct Described {
     pub kind: Kind,
     /// The options of the foreign server; empty if the settings describe the destination.
     pub options: Vec<(String, String)>,
-    /// The options of the user mapping for the worker's role.
-    pub mapping: Vec<(String, String)>,
+    pub mapping: Mapping,
     pub paused: bool,
 }
 
@@ -44,6 +58,11 @@ impl Described {
     /// The target that the description makes under these settings. Err: why it is invalid.
     pub fn target(&self, settings: &WorkerSettings) -> Result<Target, String> {
         let default = settings.target.as_ref().map_err(String::clone)?;
-        described(self.kind, default, &self.options, &self.mapping).map_err(|refused| refused.message)
+        let mapping: &[_] = match &self.mapping {
+            Mapping::Absent => &[],
+            Mapping::Options(options) => options,
+            Mapping::Unusable(why) => return Err(why.clone()),
+        };
+        described(self.kind, default, &self.options, mapping).map_err(|refused| refused.message)
     }
 }

@@ -6,11 +6,14 @@ pub mod maintenance;
 mod published;
 mod spi;
 
+use crate::pg::security;
 use crate::pg::spi::{Lossy, Spi, SpiResult};
+use crate::store::mapping_of;
 use crate::store::source::Source;
 use outbox_core::engine::{Batch, CLAIM_BYTES_MAX, Claimed, HeldLease, Settlement, Sharing};
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Blocks, Disposition};
+use outbox_worker::Described;
 use outbox_worker::protocol::{Arg, Db, ResultRow, Statement, WorkerProtocol, columns, indexes};
 use pgrx::spi::quote_identifier;
 pub use spi::SpiDb;
@@ -39,6 +42,12 @@ impl Store {
             },
             source: RefCell::default(),
         })
+    }
+
+    /// The destinations of this database, with the user mappings of the worker's role.
+    pub fn destinations(&self) -> SpiResult<Vec<Described>> {
+        let role = security::current_user();
+        self.protocol.destinations(|_, server| mapping_of(server, role))
     }
 
     /// Takes over the event source that is set now. outbox_source_set() first makes the workers leave, so no worker

@@ -11,8 +11,9 @@ use outbox_core::open_transactions::{FILTER_WORDS, OpenTransaction};
 use outbox_core::partition::Partition;
 use outbox_core::session;
 use outbox_core::standbys::{Replication, Standby, WalPosition};
-use outbox_worker::Described;
+use outbox_transport::target::{Kind, split};
 use outbox_worker::protocol::{Arg, Db, ResultRow, Statement, WorkerProtocol, columns, indexes};
+use outbox_worker::{Described, Mapping, empty_mapping};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -62,6 +63,34 @@ pub struct WaitResult {
     pub is_vacated: bool,
     /// Whether that statement does not wait for messages in flight.
     pub must_terminate: bool,
+}
+
+/// A user mapping of a server, as this session sees it.
+struct RoleMapping {
+    options: Vec<(String, String)>,
+    is_own: bool,
+    /// Whose mapping it is, and the role of this session, as identifiers.
+    of: String,
+    role: String,
+    /// Whether the role has USAGE on the server.
+    may_read: bool,
+}
+
+impl RoleMapping {
+    /// A message by HTTP must not go out unsigned because only the workers in the server have the secret. A broker refuses
+    /// a worker without credentials.
+    fn mapping(&self, kind: Kind) -> Mapping {
+        let Self { of, role, .. } = self;
+        match (self.is_own, kind) {
+            (true, _) if !self.options.is_empty() => Mapping::Options(self.options.clone()),
+            (true, _) if !self.may_read => Mapping::Unusable(format!(
+                "{role} cannot read its user mapping without USAGE on the server"
+            )),
+            (true, _) => Mapping::Unusable(empty_mapping(role)),
+            (false, Kind::Http) => Mapping::Unusable(format!("there is a user mapping for {of} and none for {role}")),
+            (false, Kind::Amqp) => Mapping::Absent,
+        }
+    }
 }
 
 pub struct WorkerSession {
@@ -146,15 +175,34 @@ impl WorkerSession {
         let settings = Statement::Read(
             "select name, outbox_internal.legible(setting) from pg_settings where name like 'outbox.%' and setting is not null",
         );
-        // The view shows options of a mapping to its own role only, and only with USAGE on the server.
+        // That of this role, or else that of the workers in the server, whose options this role may not read. The view shows
+        // options of a mapping to its own role only, and only with USAGE on the server.
         let mappings = Statement::Read(
-            "select srvid::bigint, array(select outbox_internal.legible(o) from unnest(umoptions) with ordinality u (o, i) order by i)
-             from pg_user_mappings where usename = current_user",
+            "select distinct on (srvid) srvid::bigint,
+                    array(select outbox_internal.legible(o) from unnest(umoptions) with ordinality u (o, i) order by i),
+                    usename = current_user, case umuser when 0 then 'PUBLIC' else quote_ident(usename) end,
+                    quote_ident(current_user), has_server_privilege(srvid, 'USAGE')
+             from pg_user_mappings
+             where usename = current_user or umuser = 0 or usename = current_setting('outbox.worker_role')
+             order by srvid, usename = current_user desc, umuser = 0",
         );
         let db = self.db();
-        let mappings = db.run(mappings, &[], |row| Ok((row.count(0)? as u32, row.texts(1)?)))?;
-        let mappings: HashMap<u32, Vec<String>> = mappings.into_iter().collect();
-        let mapping = |server| mappings.get(&server).cloned().unwrap_or_default();
+        let mappings = db.run(mappings, &[], |row| {
+            let mapping = RoleMapping {
+                options: split(&row.texts(1)?),
+                is_own: row.boolean(2)?,
+                of: row.name(3)?,
+                role: row.name(4)?,
+                may_read: row.boolean(5)?,
+            };
+            Ok((row.count(0)? as u32, mapping))
+        })?;
+        let mappings: HashMap<u32, RoleMapping> = mappings.into_iter().collect();
+        let mapping = |kind, server| {
+            mappings
+                .get(&server)
+                .map_or(Mapping::Absent, |found| found.mapping(kind))
+        };
         let settings = db.run(settings, &[], |row| Ok((row.name(0)?, row.name(1)?)))?;
         let mut settings: HashMap<String, String> = settings.into_iter().collect();
         let seconds = |name| settings.get(name).and_then(|value| value.parse().ok()).unwrap_or(15);

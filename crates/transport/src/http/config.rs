@@ -32,6 +32,8 @@ pub struct HttpConfig {
     /// Secrets as in Standard Webhooks (`whsec_…`): each signs each message. The current secret first, then those that
     /// it replaces.
     pub signing_secrets: Vec<Secret>,
+    /// Headers of each request whose values are secret.
+    pub secret_headers: Vec<(String, Secret)>,
     /// Without a CA, those that browsers trust.
     pub tls: Tls,
     /// Hosts and networks that may be reached although they are not public.
@@ -67,6 +69,7 @@ impl HttpConfig {
             address,
             auth: HttpAuth::None,
             signing_secrets: Vec::new(),
+            secret_headers: Vec::new(),
             tls: Tls::default(),
             allow: AllowList::default(),
             connect_timeout: Duration::from_secs(5),

@@ -13,6 +13,8 @@ use ureq::http::{HeaderMap, Request, Uri};
 
 /// The limit of all encoded headers of a message, in bytes. More than any server accepts, and less than ureq can write.
 const HEADERS_BYTES_MAX: usize = 96 * 1024;
+/// The limit of the headers in a user mapping. Many servers take no more than 8 KiB in all; the rest is for those of messages.
+const SECRET_HEADERS_BYTES_MAX: usize = 4 * 1024;
 /// A shorter text is not treated as a secret, because it is common in other texts.
 const SECRET_BYTES_MIN: usize = 4;
 /// A path of this length or longer may contain a token.
@@ -44,6 +46,16 @@ impl RequestBuilder {
             value.set_sensitive(true);
             fixed.insert(AUTHORIZATION, value);
             secrets.extend(parts);
+        }
+        for (name, secret) in &config.secret_headers {
+            let (name, text) = (header_name(name)?, secret.reveal());
+            let mut value =
+                header_value(text).ok_or_else(|| format!("the value of {name} cannot be put into a header"))?;
+            value.set_sensitive(true);
+            fixed.insert(name, value);
+            // A receiver may repeat the key without the scheme before it.
+            secrets.extend(text.split_once(' ').map(|(_, key)| key.trim().to_owned()));
+            secrets.push(text.to_owned());
         }
         fixed.insert(USER_AGENT, user_agent(&config.connection_name));
         if config.address.path.len() >= PATH_BYTES_MIN {
@@ -173,15 +185,38 @@ fn credentials(auth: &HttpAuth) -> Result<Option<(String, Vec<String>)>, String>
     }
 }
 
-/// Refuses credentials that could never be sent, and returns the option at fault. No text repeats a secret.
-pub(crate) fn check_credentials(auth: &HttpAuth, signing_secrets: &[Secret]) -> Result<(), (&'static str, String)> {
+/// Refuses credentials that could never be sent, and returns the option at fault. No text repeats a secret, nor the name of
+/// a header, which may be one by mistake.
+pub(crate) fn check_credentials(
+    auth: &HttpAuth,
+    signing_secrets: &[Secret],
+    headers: &[(String, Secret)],
+) -> Result<(), (&'static str, String)> {
     let name = match auth {
         HttpAuth::Basic { .. } => "user",
         _ => "bearer_token",
     };
     credentials(auth).map_err(|why| (name, why))?;
     Signer::new(signing_secrets).map_err(|why| ("signing_secret", why))?;
-    Ok(())
+    let refused = |why: String| Err(("headers", why));
+    let is_bad = |secret: &Secret| secret.reveal().trim().is_empty() || header_value(secret.reveal()).is_none();
+    if headers.iter().any(|(_, secret)| is_bad(secret)) {
+        return refused("a value is empty, or has a line break or another control character".to_owned());
+    }
+    let bytes: usize = headers
+        .iter()
+        .map(|(name, secret)| name.len() + secret.reveal().len() + 4)
+        .sum();
+    if bytes > SECRET_HEADERS_BYTES_MAX {
+        return refused(format!(
+            "they take {bytes} bytes; the limit is {SECRET_HEADERS_BYTES_MAX}"
+        ));
+    }
+    match auth {
+        HttpAuth::None => Ok(()),
+        _ if headers.iter().all(|(name, _)| name != AUTHORIZATION.as_str()) => Ok(()),
+        _ => refused("Authorization is also made of the other options".to_owned()),
+    }
 }
 
 fn user_agent(connection_name: &str) -> HeaderValue {

@@ -8,6 +8,7 @@ use crate::secret::Secret;
 use crate::ssrf::AllowList;
 use crate::url::{parse_http_url, parse_url};
 use outbox_core::envelope::Refusal;
+use outbox_core::headers::secret_name;
 use outbox_core::message::Text;
 use outbox_core::route::{EXPIRATION_MAX_MS, Format, Template};
 use outbox_core::settle::Ordering;
@@ -76,7 +77,9 @@ impl Kind {
                  max_attempts, max_pending, max_rate, retry_backoff, retry_backoff_max, connect_timeout, timeout, tls_ca"
             }
             (Self::Amqp, Level::UserMapping) => "user, password, tls_cert, tls_key",
-            (Self::Http, Level::UserMapping) => "user, password, bearer_token, signing_secret, tls_cert, tls_key",
+            (Self::Http, Level::UserMapping) => {
+                "user, password, bearer_token, signing_secret, headers, tls_cert, tls_key"
+            }
         }
     }
 }
@@ -193,14 +196,7 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
     let transport = target.transport.kind();
     // Headers depend on the format, which may come after them in the list.
     if let Some((name, value)) = server.iter().find(|(name, _)| name == "headers") {
-        let headers: BTreeMap<String, String> = serde_json::from_str(value).map_err(|_| {
-            bad(
-                name,
-                "it is not a JSON object whose values are strings",
-                r#"Example: {"tenant": "{header:tenant}"}"#,
-            )
-        })?;
-        for (header, template) in &headers {
+        for (header, template) in &headers_of(name, value, r#"{"tenant": "{header:tenant}"}"#)? {
             (target.statics.headers)
                 .add(transport, target.format, header, template)
                 .map_err(|refusal| other(name, refusal))?;
@@ -223,6 +219,7 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
             ("signing_secret", Protocol::Http(http)) => {
                 http.signing_secrets = value.split_whitespace().map(Secret::new).collect();
             }
+            ("headers", Protocol::Http(http)) => http.secret_headers = secret_headers(name, value)?,
             ("tls_cert", _) => target.certificates.cert = Some(pem(name, value)?),
             ("tls_key", _) => target.certificates.key = Some(pem(name, value)?),
             _ => {}
@@ -237,17 +234,51 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
         if given("signing_secret") && http.signing_secrets.is_empty() {
             return Err(bad("signing_secret", "it is empty", "Leave it out instead."));
         }
-        check_credentials(&http.auth(), &http.signing_secrets).map_err(|(name, why)| {
+        check_credentials(&http.auth(), &http.signing_secrets, &http.secret_headers).map_err(|(name, why)| {
             let hint = match name {
                 "signing_secret" => {
                     "Use whsec_ followed by 24 to 64 bytes in base64. To rotate it, give the new secret, a space and the old one."
                 }
+                "headers" => r#"Example: {"x-api-key": "the key"}"#,
                 _ => "See docs/destinations.md.",
             };
             bad(name, why, hint)
         })?;
     }
     Ok(target)
+}
+
+/// The option `headers`: a JSON object of names and texts.
+fn headers_of(name: &str, value: &str, example: &str) -> Result<BTreeMap<String, String>, Refused> {
+    serde_json::from_str(value).map_err(|_| {
+        bad(
+            name,
+            "it is not a JSON object whose values are strings",
+            format!("Example: {example}"),
+        )
+    })
+}
+
+/// The option `headers` of a user mapping. Its values are no templates: a key may have any characters. No error repeats a
+/// name, which may be a secret by mistake.
+fn secret_headers(name: &str, value: &str) -> Result<Vec<(String, Secret)>, Refused> {
+    let mut headers: Vec<(String, Secret)> = Vec::new();
+    for (header, secret) in headers_of(name, value, r#"{"x-api-key": "the key"}"#)? {
+        let known =
+            secret_name(&header).map_err(|refusal| bad(name, "one of its names cannot be set", refusal.hint))?;
+        if headers.iter().any(|(other, _)| *other == *known) {
+            return Err(bad(
+                name,
+                "it has a name twice, in upper or lower case",
+                "Leave one of them out.",
+            ));
+        }
+        headers.push((known.to_string(), Secret::new(secret)));
+    }
+    match headers.is_empty() {
+        true => Err(bad(name, "it is empty", "Leave it out instead.")),
+        false => Ok(headers),
+    }
 }
 
 /// The template of the routing key in these options of a server; None = the template of the settings.

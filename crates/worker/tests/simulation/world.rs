@@ -11,7 +11,7 @@ use outbox_core::message::{Event, Outcome, Pointer};
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Action, Blocks, Ending, Ordering};
 use outbox_transport::target::Kind;
-use outbox_worker::Described;
+use outbox_worker::{Described, Mapping};
 use std::collections::{BTreeMap, BTreeSet};
 use support::chaos::Dice;
 
@@ -166,7 +166,7 @@ impl World {
                     .into_iter()
                     .map(|(name, value)| (name.to_owned(), value))
                     .collect(),
-                mapping: Vec::new(),
+                mapping: Mapping::Absent,
                 paused: self.paused.contains(&destination),
             }
         })
