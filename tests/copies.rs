@@ -396,6 +396,36 @@ fn tables_that_must_keep_their_rows_refuse_to_lose_them() {
     assert_eq!(cluster.query_one::<String>(DB, rows), "1 32");
 }
 
+/// As a test suite does that empties all tables, one after the other, while a worker runs.
+#[test]
+fn each_table_refuses_to_be_emptied_or_delivery_goes_on_without_its_rows() {
+    let stage = Stage::new(&[]);
+    let consumer = stage.consumer();
+    let mut client = stage.connect(DB);
+    let tables: Vec<String> = client.value(
+        "select array_agg(c.relname::text order by c.relname) from pg_depend d join pg_extension x on x.oid = d.refobjid
+         join pg_class c on c.oid = d.objid
+         where x.extname = 'outbox' and d.classid = 'pg_class'::regclass and c.relkind in ('r', 'p')",
+    );
+    assert!(tables.len() > 15, "{tables:?}");
+    let mut kept = Vec::new();
+    for table in &tables {
+        if client.batch_execute(&format!("truncate {table} cascade")).is_err() {
+            kept.push(table.as_str());
+        }
+        if table == "outbox_identity" {
+            wait_for_problem(&stage, "identity");
+            client.run("select outbox_adopt()");
+        }
+        stage.publish(Event::new(table.as_str()).key("k"));
+        assert_eq!(&consumer.next().label(), table);
+        wait_until(&format!("health without the rows of {table}"), LONG, || {
+            client.value("select bool_and(ok) from outbox_health")
+        });
+    }
+    assert_eq!(kept, ["outbox_partitions", "outbox_settings", "outbox_source"]);
+}
+
 #[test]
 fn lost_rows_of_settings_and_partitions_are_named_and_made_again() {
     let stage = Stage::new(&[]);
