@@ -470,7 +470,14 @@ fn a_source_whose_row_is_lost_can_be_reset() {
          select outbox_source_set('journal', seq => 'position', type => 'kind', created_at => 'at')",
     );
     beside_triggers(&cluster, "truncate outbox_source");
-    assert!(cluster.query_one::<bool>(DB, "select outbox_source_reset()"));
+    let error = refused(&cluster, "select outbox_enqueue(1)");
+    assert_eq!(error.code().code(), "55000", "{error:?}");
+    let (_, problem) = health(&cluster, "source");
+    assert_eq!(problem, "outbox_source has lost its row");
+    let remedy: String = cluster.query_one(DB, r#"select remedy from outbox_health where "check" = 'source'"#);
+    let command = outbox_core::remedy::command(&remedy).expect("a command");
+    assert!(cluster.query_one::<bool>(DB, command));
+    assert_eq!(health(&cluster, "source"), (true, String::new()));
     assert_eq!(cluster.publish("again"), 1);
     assert!(!cluster.query_one::<bool>(DB, "select outbox_source_reset()"));
 }

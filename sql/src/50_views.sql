@@ -757,13 +757,14 @@ from server s, (
   order by e.n[6]::bigint desc limit 1) g
 union all
 select 'source', null, p.problem,
-       'messages wait until it can be read: correct it, or name its columns again: select outbox_source_set('
+       coalesce('messages wait until it can be read: correct it, or name its columns again: select outbox_source_set('
          || (select quote_literal(s.relation) || string_agg(format(', %s => %L', c.name, to_jsonb(s) ->> c.name), '' order by c.n)
              from @extschema@.outbox_source s,
                   unnest('{seq,type,created_at,id,aggregate_type,aggregate_id,operation,payload,previous_payload,metadata,'
                          'headers,actor,correlation_id,key}'::text[]) with ordinality c (name, n)
              where to_jsonb(s) ->> c.name is not null
-             group by s.relation) || ')'
+             group by s.relation) || ')',
+         'select outbox_source_reset(), or outbox_source_set() for the same relation')
 from (select outbox_internal.source_problem() as problem) p where p.problem is not null
 union all
 select 'paused', z.destination,

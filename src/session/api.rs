@@ -162,8 +162,12 @@ fn outbox_source_set(fcinfo: pg_sys::FunctionCallInfo) {
 
 #[pg_extern(sql = false)]
 fn outbox_source_problem(fcinfo: pg_sys::FunctionCallInfo) -> Option<SqlText> {
-    let source = sources::current(fcinfo).unwrap_or_else(|error| error.raise());
-    source?.problem().map(SqlText::from)
+    // Not an error: outbox_health would show nothing else.
+    let problem = match sources::current(fcinfo) {
+        Ok(source) => source?.problem(),
+        Err(error) => Some(error.message),
+    };
+    problem.map(SqlText::from)
 }
 
 /// Reads from the source that is set.

@@ -6,6 +6,7 @@ use crate::pg::spi::{Spi, SpiClient};
 use crate::pg::trigger::Call;
 use crate::pg::{catalog, guc, security, table};
 use crate::store::source::{PARTS, Source};
+use pgrx::PgSqlErrorCode;
 use std::rc::Rc;
 
 /// Whether events are in another table than outbox_events: outbox_events then has a trigger that refuses rows, and the
@@ -42,8 +43,21 @@ fn read(statements: &Statements) -> Result<Source, UserError> {
         let rows = client.update(statement, Some(1), &[]);
         rows.and_then(Source::of).map_err(internal)
     })?;
+    if let Some(source) = read {
+        return Ok(source);
+    }
+    let latest = Spi::connect(|client| Ok(client.select_latest(&Source::query(&statements.schema))?.is_empty()));
+    if latest.map_err(internal)? {
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            "outbox_source has lost its row",
+            "Call outbox_source_set() for the same relation again, or outbox_source_reset().",
+        ));
+    }
     // outbox_source_set() keeps no row that an older snapshot sees: its seqs mean other events.
-    read.ok_or_else(|| changed_since("outbox_source_set() changed the source after this transaction began"))
+    Err(changed_since(
+        "outbox_source_set() changed the source after this transaction began",
+    ))
 }
 
 /// The source that is set, whichever role the session has.
