@@ -39,6 +39,7 @@ mod partitioner;
 mod permutations;
 mod pooler;
 mod privileges;
+mod raised;
 mod regress;
 mod relay;
 mod remedies;

@@ -1,6 +1,6 @@
 -- The functions that an application calls inside its own transaction. The C functions check the caller's rights (USAGE
 -- on a destination) and then run as the owner of the tables, the worker role, so a caller needs only EXECUTE. They have
--- no SET clause, which would cost time at each call; every name and operator of their statements is qualified instead.
+-- no SET clause, which would cost time at each call: src/pg/spi.rs sets what their statements run with, if there are any.
 
 create function @extschema@.outbox_enqueue(
   seq bigint, key text default null, destination text default null, available_at timestamptz default null,

@@ -298,12 +298,32 @@ begin atomic
            format('find out who did so; then select outbox_internal.restore_function(%L)', i.name)
     from outbox_internal.installed_functions i left join outbox_internal.definer_functions f on f.name = i.name
     where f.digest is distinct from i.digest
+    union all
+    -- A trigger, a check, a default, a policy or a rule of a user. Their statements run as the owner of the table.
+    select distinct 5,
+           format('function %s runs in statements on %s, and sets no search_path: it finds other objects than those of'
+                  ' pg_catalog only by names with their schema', p.oid::regprocedure, t.oid::regclass),
+           format('alter function %s set search_path = %s', p.oid::regprocedure,
+                  concat_ws(', ', 'pg_catalog', nullif(quote_ident(n.nspname), 'pg_catalog'),
+                            (select quote_ident(place.nspname) from place where place.is_shared and place.oid <> n.oid),
+                            'pg_temp'))
+    from pg_class t join pg_depend a on a.refclassid = 'pg_class'::regclass and a.refobjid = t.oid and a.deptype = 'a'
+    join pg_depend u on u.classid = a.classid and u.objid = a.objid and u.refclassid = 'pg_proc'::regclass
+    join pg_proc p on p.oid = u.refobjid join pg_namespace n on n.oid = p.pronamespace
+    join pg_language l on l.oid = p.prolang
+    where t.relkind in ('r', 'p') and l.lanname not in ('internal', 'c') and p.prosqlbody is null
+      and not exists (select from unnest(p.proconfig) c where c like 'search\_path=%')
+      and (exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
+                   where d.classid = 'pg_class'::regclass and d.objid = t.oid
+                     and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
+           or t.oid in (select i.inhrelid from pg_inherits i where i.inhparent = '@extschema@.outbox_history'::regclass))
   ) f
   order by f.rank, f.problem;
 end;
 comment on function outbox_internal.schema_problem() is
   'Functions in the schema of the extension that are named like its own but are not part of it, or that were altered.'
-  ' Also roles that may create functions there or in outbox_internal. outbox_health shows the first.';
+  ' Also roles that may create functions there or in outbox_internal, and functions of users in statements on the'
+  ' tables that set no search_path. outbox_health shows the first.';
 
 -- It runs as its caller: only a superuser may read the file and replace functions of others. If the function is not there,
 -- it fails: CREATE would make one that runs as the superuser. CREATE EXTENSION replaces the two words in its script, so
@@ -585,7 +605,7 @@ select 'partitions', null,
               outbox_internal.partition_label(p.highest)),
        format('select outbox_configure(partition_count => %s)', p.highest + 1)
 from (select max(f.partition)::integer as highest from waiting f
-      where f.partition >= (select s.partition_count from @extschema@.outbox_settings s)) p
+      where f.partition not in (select x.partition from @extschema@.outbox_partitions x)) p
 where p.highest is not null
 union all
 select 'sequence', null,

@@ -190,3 +190,14 @@ pub(super) fn local_transaction() -> u32 {
         return (*pg_sys::MyProc).vxid.lxid;
     }
 }
+
+/// Whether a backslash in a string constant is a character. From version 19 on it always is.
+pub fn has_standard_strings() -> bool {
+    #[cfg(feature = "pg19")]
+    return true;
+    #[cfg(not(feature = "pg19"))]
+    // SAFETY: a variable of the server.
+    unsafe {
+        pg_sys::standard_conforming_strings
+    }
+}

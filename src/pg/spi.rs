@@ -1,13 +1,18 @@
 //! Runs statements through SPI, with pgrx's names, on the main thread. pgrx's SPI passes texts as bytes in the encoding
 //! of the database, and raises if these are not UTF-8. This module converts text in both directions. A value that
 //! cannot be read is an `Err` for the code that reads the row. tests/tidy.rs keeps pgrx's SPI out of every other file.
+//!
+//! In a session statements run with the rights of another role than the caller's. So all that SQL means is set here, for
+//! every statement: with the caller's search_path its own types, functions and tables would be found, also by triggers of
+//! the user of the server on our tables. Plans are kept with their search_path, and made again for another one.
 
 use super::array;
 use super::scan::{row_id, tid};
 use super::table::{Kind, Value};
 use super::text::{self, Unreadable};
-use super::{major, xact};
+use super::{guc, major, xact};
 use outbox_core::engine::RowId;
+use outbox_core::session;
 use pgrx::datum::{Date, DatumWithOid, FromDatum, IntoDatum, TimestampWithTimeZone, Uuid};
 use pgrx::pg_sys::{self, PgOid};
 use pgrx::spi;
@@ -52,7 +57,11 @@ impl Spi {
 
     pub fn connect_mut<R>(body: impl FnOnce(&mut SpiClient) -> R) -> R {
         // SAFETY: SpiClient is a transparent wrapper of pgrx's type.
-        spi::Spi::connect_mut(|client| body(unsafe { &mut *std::ptr::from_mut(client).cast() }))
+        let run = || spi::Spi::connect_mut(|client| body(unsafe { &mut *std::ptr::from_mut(client).cast() }));
+        match guc::names_are_set() {
+            true => run(),
+            false => guc::with(session::NAMES, run),
+        }
     }
 
     pub fn get_one<T: FromColumn>(sql: &str) -> SpiResult<Option<T>> {

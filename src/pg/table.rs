@@ -5,10 +5,12 @@
 //! these. If it might, the caller uses a statement.
 
 use crate::pg::args::Jsonb;
+use crate::pg::guc;
 use crate::pg::major;
 use crate::pg::scan::{Scan, row_id, tid};
 use crate::pg::text::{self, Unreadable};
 use outbox_core::engine::RowId;
+use outbox_core::session;
 use pgrx::datum::{FromDatum, IntoDatum, Uuid};
 use pgrx::pg_sys;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -249,7 +251,8 @@ impl Table {
         if let Some(known) = KNOWN.with_borrow(|known| known.get(&oid).cloned()) {
             return self.found(known);
         }
-        let known = self.read_catalog(layout).map(Rc::new);
+        // Expressions are printed with these.
+        let known = guc::with(session::NAMES, || self.read_catalog(layout)).map(Rc::new);
         KNOWN.with_borrow_mut(|all| all.insert(oid, known.clone()));
         self.found(known)
     }

@@ -15,11 +15,12 @@ use crate::pg::spi::{Lossy, Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResul
 use crate::pg::{catalog, guc, security, signals, text, txn};
 use outbox_core::event::{self, COLUMNS, Event, EventColumn};
 use outbox_core::message::Outcome;
+use outbox_core::session::{Setting, TEXTS};
 use pgrx::spi::quote_identifier;
 use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
 use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -33,10 +34,8 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_millis(400);
 const FETCH_BYTES: usize = 1 << 20;
 const FETCH_ROWS: usize = 25;
 
-/// The settings for a statement over the source. Values have the same text in every session, the plan is made once and uses
-/// the index.
-const SETTINGS: [(&CStr, &CStr); 15] = [
-    (c"search_path", c"pg_catalog, pg_temp"),
+/// The settings for a statement over the source, beside [`TEXTS`]: the plan is made once and uses the index.
+const SETTINGS: [Setting; 9] = [
     (c"row_security", c"on"), // a worker's session has it off
     (c"enable_seqscan", c"off"),
     (c"enable_hashjoin", c"on"), // a worker's session has these off, and a view may join anything
@@ -46,18 +45,13 @@ const SETTINGS: [(&CStr, &CStr); 15] = [
     (c"enable_memoize", c"off"), // no seq comes twice
     (c"jit", c"off"),
     (c"plan_cache_mode", c"force_generic_plan"),
-    (c"timezone", c"UTC"),
-    (c"datestyle", c"ISO, MDY"),
-    (c"intervalstyle", c"postgres"),
-    (c"bytea_output", c"hex"),
-    (c"extra_float_digits", c"1"),
 ];
 /// Rows that one statement reads.
 const PIECE: usize = 1_000;
 /// How `txn::attempt` reports that the session was canceled, or its time is over.
 const CANCELED: &str = "(SQLSTATE 57014)";
 /// In a worker, and for the health check: a locked relation delays its readers, not the worker.
-const PATIENT: (&CStr, &CStr) = (c"lock_timeout", c"1s");
+const PATIENT: Setting = (c"lock_timeout", c"1s");
 
 /// The mapped parts of an event, in the order of the arguments of outbox_source_set: required ones, other columns, the key.
 pub const PARTS: [(&str, PartKind); COLUMNS.len() + 3] = parts();
@@ -449,8 +443,8 @@ impl Source {
         Ok(done)
     }
 
-    fn as_owner<T>(&self, settings: &[(&CStr, &CStr)], body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-        let settings: Vec<_> = SETTINGS.iter().chain(settings).copied().collect();
+    fn as_owner<T>(&self, settings: &[Setting], body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+        let settings: Vec<_> = [TEXTS, &SETTINGS, settings].concat();
         let read = || {
             // Checked each time: by now another role may own a relation with that name, without these expressions.
             match catalog::hold_relation(&self.name.0, &self.name.1) {

@@ -6,6 +6,7 @@ use crate::pg::spi::{Param, Spi};
 use crate::pg::{catalog, guc, security, text, txn};
 use crate::store::statement::SavedStatement;
 use outbox_core::event::{COLUMNS, ColumnKind, Event};
+use outbox_core::session::{Setting, TEXTS};
 use outbox_core::subscriptions::{EventFilter, Subscriptions};
 use outbox_transport::target::Kind;
 use outbox_worker::DEFAULT_DESTINATION;
@@ -17,17 +18,8 @@ use std::ffi::CStr;
 /// A role without any rights: conditions run in the sessions of all roles.
 const READER: &CStr = c"outbox_policy";
 
-/// A condition means the same in each session, and is planned once.
-const SETTINGS: [(&CStr, &CStr); 8] = [
-    (c"search_path", c"pg_catalog, pg_temp"),
-    (c"timezone", c"UTC"),
-    (c"datestyle", c"ISO, MDY"),
-    (c"intervalstyle", c"postgres"),
-    (c"bytea_output", c"hex"),
-    (c"extra_float_digits", c"1"),
-    (c"plan_cache_mode", c"force_generic_plan"),
-    (c"jit", c"off"),
-];
+/// A condition is planned once.
+const SETTINGS: [Setting; 2] = [(c"plan_cache_mode", c"force_generic_plan"), (c"jit", c"off")];
 
 /// The subscriptions as they were read. The default destination is among them: without a subscription of its own it gets
 /// every event.
@@ -148,7 +140,8 @@ fn condition_sql(when: &str, parameter: impl Fn(usize) -> String) -> String {
 /// Runs `body` as the role that conditions run as.
 fn as_reader<T>(body: impl FnOnce() -> Result<T, UserError>) -> Result<T, UserError> {
     let reader = reader()?;
-    guc::with(&SETTINGS, || security::run_restricted_as(reader, body))
+    let settings = [TEXTS, &SETTINGS].concat();
+    guc::with(&settings, || security::run_restricted_as(reader, body))
 }
 
 /// The role that conditions run as.

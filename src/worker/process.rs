@@ -82,9 +82,9 @@ pub fn enter(database: u32, number: u32) -> &'static workers::WorkerEntry {
         signals::exit(0);
     }
     bgworker::connect(database.into(), launcher::worker_role().into());
-    for (name, value) in session::SETTINGS.iter().chain(session::IN_THE_SERVER) {
-        txn::set_for_session(name, value);
-    }
+    session::settings()
+        .chain(session::IN_THE_SERVER.iter().copied())
+        .for_each(txn::set_for_session);
     slot
 }
 

@@ -7,6 +7,7 @@ use crate::pg::table::{self, Row};
 use crate::pg::trigger::Call;
 use crate::pg::{catalog, guc, security};
 use outbox_core::partition::{Partition, crc32};
+use outbox_core::session::TEXTS;
 use pgrx::PgSqlErrorCode;
 use pgrx::spi::quote_identifier;
 
@@ -86,10 +87,10 @@ fn read_by_statement(statements: &Statements) -> Result<(i16, Option<String>), U
             "An administrator calls outbox_configure(): see outbox_health.",
         ));
     }
-    // outbox_configure() keeps no row that an older snapshot sees: with the old count one key would be in two
-    // partitions.
+    // No row is kept that an older snapshot sees: with the old count one key would be in two partitions, and by the old
+    // source a seq would be another event.
     Err(changed_since(
-        "outbox_configure() changed the partitions after this transaction began",
+        "outbox_configure() or outbox_source_set() made changes after this transaction began",
     ))
 }
 
@@ -161,7 +162,7 @@ fn query_partitioner(
         ));
     }
     let call = format!("select {name}($1, $2)");
-    let answer: Option<i32> = guc::with(&[(c"search_path", c"pg_catalog, pg_temp")], || {
+    let answer: Option<i32> = guc::with(TEXTS, || {
         security::run_restricted_as(owner, || {
             Spi::get_one_with_args(&call, &[key.into(), i32::from(count).into()])
         })
