@@ -25,17 +25,6 @@ fn untouched(cluster: &Cluster, database: &str) -> i64 {
     cluster.query_one(database, "select count(*) from outbox where claim_token is null")
 }
 
-fn tool(cluster: &Cluster, program: &str, args: &[&str]) {
-    let mut command = Command::new(cluster.installation().bin(program));
-    command.args(["-h", "127.0.0.1", "-U", "postgres", "-p", &cluster.port().to_string()]);
-    let output = command
-        .args(args)
-        .output()
-        .unwrap_or_else(|error| panic!("run {program}: {error}"));
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program}: {}\n{errors}", output.status);
-}
-
 #[test]
 fn a_restored_dump_is_silent_from_its_first_statement_until_it_is_adopted() {
     let stage = Stage::new(&[]);

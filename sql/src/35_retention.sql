@@ -62,6 +62,7 @@ declare
   ends timestamptz;
   stray timestamptz;
   name text;
+  grantee text;
   made integer := 0;
 begin
   lock table only @extschema@.outbox_history in share update exclusive mode; -- one at a time
@@ -85,6 +86,14 @@ begin
       if starts < ends and to_regclass(format('@extschema@.%I', name)) is null then
         execute format('create table @extschema@.%I (like @extschema@.outbox_history_default including all)', name);
         execute format('alter table @extschema@.%I replica identity full', name);
+        -- ALTER DEFAULT PRIVILEGES may have granted more on it than there is on the history.
+        for grantee in
+          select distinct case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
+          from pg_class c cross join aclexplode(c.relacl) a
+          where c.oid = to_regclass(format('@extschema@.%I', name)) and a.grantee <> c.relowner
+        loop
+          execute format('revoke all on @extschema@.%I from %s', name, grantee);
+        end loop;
         execute format('alter table @extschema@.outbox_history attach partition @extschema@.%I'
                        ' for values from (%L) to (%L)', name, starts, ends);
         made := made + 1;

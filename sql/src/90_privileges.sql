@@ -25,19 +25,25 @@ begin
     cross join lateral pg_catalog.pg_identify_object(d.classid, d.objid, d.objsubid) i
     left join pg_catalog.pg_proc p on d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass and p.oid = d.objid
     left join pg_catalog.pg_class c on d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass and c.oid = d.objid
-      and i.schema = 'outbox_internal'
+    left join pg_catalog.pg_type t on d.classid = 'pg_catalog.pg_type'::pg_catalog.regclass and t.oid = d.objid
     left join pg_catalog.pg_namespace n on d.classid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
       and n.oid = d.objid
+    -- The table of a sequence.
+    left join pg_catalog.pg_depend s on s.classid = d.classid and s.objid = c.oid and c.relkind = 'S'
+      and s.refclassid = d.classid and s.deptype = 'i'
+    left join pg_catalog.pg_class o on o.oid = s.refobjid
     cross join lateral (
-      -- PUBLIC may call a new function, and ALTER DEFAULT PRIVILEGES may have granted more, to other roles too. Such
-      -- grants on tables and views that people read stay; all functions, and everything internal, are closed.
+      -- PUBLIC may call a new function, and ALTER DEFAULT PRIVILEGES may have granted more, to other roles too: on
+      -- everything that was made above. What is granted after CREATE EXTENSION stays.
       select pg_catalog.string_agg(distinct case a.grantee when 0 then 'public'
                else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)) end, ', ') as grantees
-      from pg_catalog.aclexplode(coalesce(p.proacl, c.relacl, n.nspacl, pg_catalog.acldefault('f', p.proowner))) a
-      where a.grantee <> coalesce(p.proowner, c.relowner, n.nspowner)) closed
+      from pg_catalog.aclexplode(coalesce(p.proacl, c.relacl, t.typacl, n.nspacl,
+                                          pg_catalog.acldefault('f', p.proowner))) a
+      where a.grantee <> coalesce(p.proowner, c.relowner, t.typowner, n.nspowner)
+        and (a.grantee <> 0 or t.oid is null)) closed -- PUBLIC may use any type
     where d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass and d.deptype = 'e'
       and d.refobjid = (select x.oid from pg_catalog.pg_extension x where x.extname = 'outbox')
-      and i.type in ('schema', 'table', 'view', 'function')
+      and i.type in ('schema', 'table', 'view', 'sequence', 'type', 'function')
   loop
     if thing.grantees is not null then
       execute pg_catalog.format('revoke all on %s %s from %s', pg_catalog.replace(thing.type, 'view', 'table'),
@@ -52,6 +58,8 @@ begin
         execute pg_catalog.format('alter %s %s owner to %I', thing.type, thing.identity, worker_role);
       when thing.type = 'view' then
         execute pg_catalog.format('grant select on %s to %I', thing.identity, worker_role);
+      when thing.type in ('sequence', 'type') then
+        null; -- a sequence belongs to the owner of its table
       else
         execute pg_catalog.format('grant execute on function %s to %I', thing.identity, worker_role);
     end case;

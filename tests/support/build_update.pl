@@ -92,7 +92,7 @@ sub owners {
     my $list = join ",\n        ", map { "'" . short($_) . "'" } @names;
     my $owners = statement('do $owner$');
     $owners =~ s/(?<=i\.type in \()'schema', //
-        && $owners =~ s/(?=\n  loop\n)/\n      and coalesce(p.proname, i.name) in (\n        $list)/
+        && $owners =~ s/(?=\n  loop\n)/\n      and coalesce(p.proname, o.relname, i.name) in (\n        $list)/
         or die "do \$owner\$ of 90_privileges.sql has another form\n";
     my @to_invoker = grep { !$is_recreated{$_} && !$new->{object}{$_}{is_definer} && $old->{object}{$_}{is_definer} }
         @names;

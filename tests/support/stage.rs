@@ -5,6 +5,7 @@ use std::fs::Permissions;
 use std::ops::Deref;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
+use std::process::Command;
 
 use crate::oracle::{Fate, Sent};
 use crate::{
@@ -389,4 +390,16 @@ pub fn as_survived(cluster: &Cluster, sent: &[Sent]) -> Vec<Sent> {
         ..sent.clone()
     });
     judged.collect()
+}
+
+/// Runs a program of Postgres against the cluster.
+pub fn tool(cluster: &Cluster, program: &str, args: &[&str]) {
+    let mut command = Command::new(cluster.installation().bin(program));
+    command.args(["-h", "127.0.0.1", "-U", "postgres", "-p", &cluster.port().to_string()]);
+    let output = command
+        .args(args)
+        .output()
+        .unwrap_or_else(|error| panic!("run {program}: {error}"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program}: {}\n{errors}", output.status);
 }
