@@ -4,7 +4,7 @@
 use postgres::error::SqlState;
 use support::Cluster;
 use support::DB;
-use support::{Session, health, idle_cluster, refused};
+use support::{LONG, Session, health, idle_cluster, refused, tool, wait_until};
 
 /// A server with the extension and no worker: nothing is delivered here.
 fn cluster() -> Cluster {
@@ -176,75 +176,147 @@ fn no_role_may_create_in_the_internal_schema() {
     );
 }
 
+/// Whatever ALTER DEFAULT PRIVILEGES can grant, on all schemas and on this one, to roles and to all roles.
+const DEFAULTS: &str = "
+  create role mallory;
+  do $$ declare kind text; place text; begin
+    foreach kind in array '{tables,sequences,functions,types,schemas}'::text[] loop
+      foreach place in array '{\"\",in schema public}'::text[] loop
+        continue when kind = 'schemas' and place <> '';
+        execute format('alter default privileges %s grant all on %s to public', place, kind);
+        execute format('alter default privileges %s grant all on %s to mallory with grant option', place, kind);
+      end loop;
+    end loop;
+  end $$;";
+
+/// What `mallory` and all roles may do with what is not theirs, but for the functions in `OPEN` and the use of types.
+fn opened(cluster: &Cluster, database: &str) -> String {
+    cluster.query_one(
+        database,
+        "select coalesce(string_agg(format('%s %s', a.what, x.privilege_type), ', ' order by a.what), '')
+         from (select c.oid::regclass::text as what, c.relacl as acl from pg_class c
+               where c.relname ~ '^outbox' or c.relnamespace = 'outbox_internal'::regnamespace
+               union all select n.nspname, n.nspacl from pg_namespace n where n.nspname = 'outbox_internal'
+               union all select format_type(t.oid, null), t.typacl from pg_type t
+                 where t.typnamespace = 'outbox_internal'::regnamespace) a
+         cross join aclexplode(a.acl) x
+         where x.grantee = 'mallory'::regrole or x.grantee = 0 and x.privilege_type <> 'USAGE'",
+    )
+}
+
 #[test]
-fn default_privileges_open_no_function_and_nothing_in_the_internal_schema() {
+fn default_privileges_open_nothing_of_the_extension() {
     let cluster = Cluster::builder().conf("outbox.workers = 0").start();
     cluster.exec(
         DB,
-        "create role mallory; grant create on schema public to mallory;
-         alter default privileges grant all on schemas to public, mallory;
-         alter default privileges grant all on functions to public; alter default privileges grant all on functions to mallory with grant option;
-         alter default privileges grant all on tables to public, mallory;
-         alter default privileges grant all on types to mallory;
-         create extension outbox",
+        &format!("{DEFAULTS} grant create on schema public to mallory; create extension outbox"),
     );
     assert_eq!(open_to(&cluster, "public"), OPEN);
     assert_eq!(open_to(&cluster, "mallory"), OPEN);
-    let open: String = cluster.query_one(
-        DB,
-        "select coalesce(string_agg(format('%s %s', a.what, x.privilege_type), ', '), '')
-         from (select 'the schema' as what, n.nspacl as acl from pg_namespace n where n.nspname = 'outbox_internal'
-               union all
-               select c.relname, c.relacl from pg_class c where c.relnamespace = 'outbox_internal'::regnamespace) a
-         cross join aclexplode(a.acl) x where x.grantee in (0, 'mallory'::regrole)",
-    );
-    assert_eq!(open, "");
+    assert_eq!(opened(&cluster, DB), "");
     for sql in [
         "select outbox_internal.wake(0, '{}', '{}')",
         "create function outbox_internal.wake(integer) returns void language sql as 'select'",
         "select * from outbox_internal.event_text",
+        "select payload from outbox_events",
+        "delete from outbox",
+        "update outbox_settings set leasing = false",
+        "update outbox_identity set restored = true",
+        "select nextval('outbox_events_seq_seq')",
     ] {
         assert!(denied(&cluster, "mallory", sql), "{sql}");
     }
+    // What is made at run time, as the worker role.
+    let with_partition = |day: &str| {
+        format!(
+            "insert into outbox_history (seq, destination, partition, attempts, enqueued_at, published_at)
+             values (1, 'default', 0, 1, '{day}', '{day}');
+             select outbox_internal.make_partitions(86400, '{day}')"
+        )
+    };
+    cluster.exec(
+        DB,
+        &format!(
+            "alter default privileges for role outbox_worker grant all on tables to mallory, public;
+             alter default privileges for role outbox_worker in schema public grant all on tables to mallory;
+             {}",
+            with_partition("2030-01-01")
+        ),
+    );
+    let parts: i64 = cluster.query_one(DB, "select count(*) from outbox_history_partitions()");
+    assert!(parts > 0);
+    assert_eq!(opened(&cluster, DB), "");
 }
 
 #[test]
-fn a_callers_own_operators_and_functions_never_run_as_the_worker_role() {
-    let cluster = cluster();
-    cluster.draw_seqs(3);
+fn a_grant_after_create_extension_stays_also_in_a_dump_and_is_no_alarm() {
+    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
     cluster.exec(
         DB,
-        "create role mallory in role outbox_writer; create schema evil authorization mallory;
-         create table evil.caught (who text); grant all on evil.caught to public; grant usage on schema evil to public;
-         set role mallory;
-         create function evil.trap(bigint, bigint) returns boolean language plpgsql as
-           $$ begin insert into evil.caught values (current_user); return true; end $$;
-         create operator evil.= (function = evil.trap, leftarg = bigint, rightarg = bigint);
-         create function evil.trap_mod(bigint, smallint) returns bigint language plpgsql as
-           $$ begin insert into evil.caught values (current_user); return 0; end $$;
-         create operator evil.% (function = evil.trap_mod, leftarg = bigint, rightarg = smallint);
-         create function evil.unnest(bigint[]) returns setof bigint language plpgsql as
-           $$ begin insert into evil.caught values (current_user); return query select 1::bigint; end $$;
-         set search_path = evil, pg_catalog, public;
-         select outbox_enqueue(1, 'k'); select outbox_enqueue_many('{2,3}', 'k'); select outbox_publish('T', '{}', 'a', 'b');
-         select outbox_partition_of('x');",
+        &format!("{DEFAULTS} create extension outbox; grant select on outbox_history, outbox_status to mallory"),
     );
-    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from evil.caught"), 0);
-    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 4);
+    cluster.exec(DB, "create database copy");
+    let allowed = "outbox_history SELECT, outbox_status SELECT";
+    assert_eq!(opened(&cluster, DB), allowed);
+    assert!(health(&cluster, "schema").0);
+    let file = cluster.data_dir().with_file_name("dump");
+    let file = file.to_str().expect("a path");
+    tool(&cluster, "pg_dump", &["-Fc", "-f", file, DB]);
+    tool(&cluster, "pg_restore", &["--exit-on-error", "-d", "copy", file]);
+    assert_eq!(opened(&cluster, "copy"), allowed);
 }
 
+/// The names of two schemas are exchanged while a statement waits for the lock of a table.
 #[test]
-fn the_traps_of_the_test_above_catch_a_careless_statement() {
+fn a_trigger_of_the_extension_comes_on_no_table_of_another_role_by_a_name_that_moves() {
     let cluster = cluster();
     cluster.exec(
         DB,
-        "create schema evil; create table evil.caught (who text);
-         create function evil.trap_mod(bigint, smallint) returns bigint language plpgsql as
-           $$ begin insert into evil.caught values (current_user); return 0; end $$;
-         create operator evil.% (function = evil.trap_mod, leftarg = bigint, rightarg = smallint);
-         set search_path = evil, pg_catalog; select 7::bigint % 2::smallint;",
+        "create role victim; create role mallory in role outbox_writer; grant create on database postgres to mallory;
+         create schema first authorization mallory; create schema second authorization mallory;
+         grant create, usage on schema second to victim; grant usage on schema public to mallory;
+         create table first.orders (id integer primary key); alter table first.orders owner to mallory;
+         create table second.orders (id integer primary key, seq bigint); alter table second.orders owner to victim;
+         grant trigger on second.orders to mallory",
     );
-    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from evil.caught"), 1);
+    let on = "select coalesce(string_agg(distinct tgrelid::regclass::text, ' '), '') from pg_trigger where tgrelid::regclass::text ~ 'orders'";
+    for (call, is_refused, ends_on) in [
+        (
+            "create trigger by_hand after insert on first.orders referencing new table as outbox_new
+             for each statement execute function public.outbox_attached('{\"seq\": \"id\"}')",
+            true,
+            "",
+        ),
+        ("select public.outbox_capture('first.orders')", false, "third.orders"),
+        (
+            "select public.outbox_attach('first.orders', seq => 'id')",
+            false,
+            "third.orders",
+        ),
+    ] {
+        let mut holder = cluster.connect(DB);
+        holder.run("set role mallory; begin; lock table first.orders in access exclusive mode");
+        let mut caller = cluster.connect(DB);
+        let pid: i32 = caller.query_one("select pg_backend_pid()", &[]).expect("a pid").get(0);
+        caller.run("set role mallory");
+        let waiting = std::thread::spawn(move || caller.batch_execute(call));
+        let waits = format!("select cardinality(pg_blocking_pids({pid})) > 0");
+        wait_until("it to wait", LONG, || cluster.query_one(DB, &waits));
+        holder.run("alter schema first rename to third; alter schema second rename to first; commit");
+        let done = waiting.join().expect("no panic");
+        let code = done.as_ref().err().and_then(|error| error.code()).cloned();
+        assert_eq!(
+            code,
+            is_refused.then_some(SqlState::INSUFFICIENT_PRIVILEGE),
+            "{call}: {done:?}"
+        );
+        assert_eq!(cluster.query_one::<String>(DB, on), ends_on, "{call}");
+        cluster.exec(
+            DB,
+            "alter schema first rename to second; alter schema third rename to first; set role mallory;
+             select public.outbox_uncapture('first.orders'), public.outbox_detach('first.orders')",
+        );
+    }
 }
 
 #[test]

@@ -15,10 +15,17 @@ returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_c
 comment on function outbox_internal.check_destination(text) is
   'Raises an error if the destination does not exist.';
 
+create function outbox_internal.lock_own_table(relation regclass)
+returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_lock_own_table_wrapper';
+comment on function outbox_internal.lock_own_table(regclass) is
+  'Locks a table as CREATE TRIGGER does, so that its name stays until the end of the transaction. False if the caller is'
+  ' not its owner, or no longer is under the lock.';
+
 create function outbox_internal.tables_for_triggers(relation regclass) returns setof regclass
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   class pg_class;
+  place regclass;
   foreign_partition regclass;
 begin
   select * into class from pg_class c where c.oid = relation;
@@ -30,7 +37,8 @@ begin
     raise exception '% is not a table', relation using errcode = 'wrong_object_type',
       hint = 'Name a table or a partitioned table: only these have transition tables with the rows of a statement.';
   end if;
-  if not pg_has_role(current_user, class.relowner, 'usage') then
+  -- The triggers are created by its name. It could be that of another table when the statement gets its lock.
+  if not outbox_internal.lock_own_table(relation) then
     raise exception 'must be owner of table %', relation using errcode = 'insufficient_privilege',
       hint = format('Call it as a member of role %s.', class.relowner::regrole);
   end if;
@@ -52,12 +60,18 @@ begin
         hint = 'Postgres does not report which rows were written there.';
   end if;
   return next relation;
-  return query select p.relid from pg_partition_tree(relation) p where p.relid <> relation order by p.level, p.relid;
+  for place in select p.relid from pg_partition_tree(relation) p where p.relid <> relation order by p.level, p.relid loop
+    if not outbox_internal.lock_own_table(place) then
+      raise exception 'must be owner of table %', place using errcode = 'insufficient_privilege',
+        detail = format('It is a partition of %s.', relation), hint = 'Let one role own all partitions.';
+    end if;
+    return next place;
+  end loop;
 end
 $$;
 comment on function outbox_internal.tables_for_triggers(regclass) is
   'A table and its partitions, because a statement that names a partition fires only the triggers of that partition.'
-  ' An error if the caller may not create triggers on it, or if it cannot have them.';
+  ' They stay locked. An error if the caller may not create triggers on one, or if it cannot have them.';
 
 create function outbox_internal.check_expression(relation regclass, argument text, expression text, condition boolean)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$

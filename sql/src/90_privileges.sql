@@ -78,7 +78,7 @@ grant execute on function
 -- For the owner of a table. A trigger runs as the writing role, but EXECUTE is checked for the role that creates it.
 grant execute on function
   @extschema@.outbox_attach, @extschema@.outbox_detach, @extschema@.outbox_capture, @extschema@.outbox_uncapture,
-  @extschema@.outbox_attached, @extschema@.outbox_captured, outbox_internal.tables_for_triggers,
+  @extschema@.outbox_attached, @extschema@.outbox_captured, outbox_internal.tables_for_triggers, outbox_internal.lock_own_table,
   outbox_internal.check_destination, outbox_internal.check_expression, outbox_internal.attach_name
   to outbox_writer;
 

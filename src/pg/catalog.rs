@@ -249,6 +249,24 @@ pub fn lock_table(oid: u32) {
     unsafe { pg_sys::LockRelationOid(oid.into(), pg_sys::AccessShareLock as i32) }
 }
 
+/// Locks a table as a statement does that writes rows.
+pub fn lock_to_write(oid: u32) {
+    // SAFETY: inside a transaction, on the main thread.
+    unsafe { pg_sys::LockRelationOid(oid.into(), pg_sys::RowExclusiveLock as i32) }
+}
+
+/// Locks a table against writes and other DDL until the end of this transaction. False: the current role does not have the
+/// rights of its owner, or had lost them when it got the lock. No other role may keep writers waiting.
+pub fn lock_own_table(oid: u32) -> bool {
+    let is_own = || matches!(owner_of_table(oid), owner if owner != 0 && may_act_as(owner));
+    if !is_own() {
+        return false;
+    }
+    // SAFETY: inside a transaction, on the main thread.
+    unsafe { pg_sys::LockRelationOid(oid.into(), pg_sys::ShareRowExclusiveLock as i32) };
+    is_own()
+}
+
 /// The OID of a table in a schema; 0 = there is none.
 pub fn table_in(schema: u32, table: &CStr) -> u32 {
     // SAFETY: inside a transaction.
@@ -284,6 +302,27 @@ pub fn has_trigger(table: u32, name: &CStr) -> bool {
             && (0..(*triggers).numtriggers as usize)
                 .any(|n| CStr::from_ptr((*(*triggers).triggers.add(n)).tgname) == name);
         pg_sys::RelationClose(relation);
+        found
+    }
+}
+
+/// The table and the function of a trigger that this statement has created.
+pub fn table_and_function(trigger: Oid) -> Option<(u32, u32)> {
+    // SAFETY: inside a transaction, on the main thread. The row is read while the scan holds it.
+    unsafe {
+        let relation = pg_sys::table_open(pg_sys::TriggerRelationId, pg_sys::AccessShareLock as i32);
+        let mut key = pg_sys::ScanKeyData::default();
+        let (column, equal) = (pg_sys::Anum_pg_trigger_oid as i16, pg_sys::BTEqualStrategyNumber as u16);
+        pg_sys::ScanKeyInit(&mut key, column, equal, pg_sys::F_OIDEQ.into(), trigger.into());
+        let (index, snapshot) = (pg_sys::TriggerOidIndexId.into(), &raw mut pg_sys::SnapshotSelfData);
+        let scan = pg_sys::systable_beginscan(relation, index, true, snapshot, 1, &mut key);
+        let tuple = pg_sys::systable_getnext(scan);
+        let found = (!tuple.is_null()).then(|| {
+            let form = &*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_trigger>();
+            (form.tgrelid.to_u32(), form.tgfoid.to_u32())
+        });
+        pg_sys::systable_endscan(scan);
+        pg_sys::table_close(relation, pg_sys::AccessShareLock as i32);
         found
     }
 }

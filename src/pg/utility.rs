@@ -1,12 +1,13 @@
 //! The hook for utility statements, in each session of the server. It reports statements that create, change or drop
 //! databases, that name a foreign server, that rename a schema, that make a role a member of another, that SET a setting of
-//! the extension, that create a trigger, that switch all triggers of a table, or that restart its sequences. It lets only one
-//! session at a time run CREATE EXTENSION outbox. Other statements pass unchanged.
+//! the extension, that switch all triggers of a table, or that restart its sequences. It lets only one
+//! session at a time run CREATE EXTENSION outbox. Other statements pass unchanged. Another hook reports triggers that were
+//! created.
 
 use super::{catalog, text};
 use pgrx::pg_sys::NodeTag;
 use pgrx::{PgList, pg_guard, pg_sys};
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 /// A statement of any session, about to run.
@@ -19,8 +20,9 @@ pub enum UtilityStatement<'a> {
     RenameSchema(String),
     /// The role that gets a member.
     AddMember(String),
-    /// CREATE TRIGGER on a table, and its function.
-    CreateTrigger {
+    /// CREATE TRIGGER has created one on this table, with this function. What a statement names can change until it has the
+    /// lock of the table.
+    TriggerCreated {
         table: u32,
         function: u32,
     },
@@ -66,6 +68,7 @@ type Callback = fn(UtilityStatement) -> bool;
 
 static CALLBACK: OnceLock<Callback> = OnceLock::new();
 static mut NEXT: pg_sys::ProcessUtility_hook_type = None;
+static mut NEXT_ON_ACCESS: pg_sys::object_access_hook_type = None;
 
 // Core's function itself, without the guard of the bindings, which would catch an error and raise it again.
 unsafe extern "C-unwind" {
@@ -89,6 +92,34 @@ pub fn before_statements(callback: Callback) {
     unsafe {
         NEXT = pg_sys::ProcessUtility_hook;
         pg_sys::ProcessUtility_hook = Some(on_utility);
+        NEXT_ON_ACCESS = pg_sys::object_access_hook;
+        pg_sys::object_access_hook = Some(on_access);
+    }
+}
+
+/// Core calls it for each access to an object, so it only looks for the one that is reported. Without pg_guard, as the next.
+unsafe extern "C-unwind" fn on_access(
+    access: pg_sys::ObjectAccessType::Type,
+    class: pg_sys::Oid,
+    object: pg_sys::Oid,
+    part: c_int,
+    argument: *mut c_void,
+) {
+    // SAFETY: core's arguments, passed on unchanged.
+    unsafe {
+        if let Some(next) = NEXT_ON_ACCESS {
+            next(access, class, object, part, argument);
+        }
+        if access == pg_sys::ObjectAccessType::OAT_POST_CREATE && class == pg_sys::TriggerRelationId {
+            trigger_created(object);
+        }
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn trigger_created(trigger: pg_sys::Oid) {
+    if let Some((table, function)) = catalog::table_and_function(trigger) {
+        call(UtilityStatement::TriggerCreated { table, function });
     }
 }
 
@@ -117,7 +148,6 @@ unsafe extern "C-unwind" fn on_utility(
                 | NodeTag::T_GrantRoleStmt
                 | NodeTag::T_CreateRoleStmt
                 | NodeTag::T_AlterRoleStmt
-                | NodeTag::T_CreateTrigStmt
                 | NodeTag::T_AlterTableStmt
                 | NodeTag::T_TruncateStmt
         );
@@ -207,12 +237,6 @@ unsafe extern "C-unwind" fn report(
                 let alter = node.cast::<pg_sys::AlterRoleStmt>();
                 let adds = (*alter).action > 0 && option((*alter).options, c"rolemembers").is_some();
                 add_members(adds.then(|| (*(*alter).role).rolename).into_iter())
-            }
-            NodeTag::T_CreateTrigStmt => {
-                let create = node.cast::<pg_sys::CreateTrigStmt>();
-                let function = pg_sys::LookupFuncName((*create).funcname, 0, std::ptr::null(), true).to_u32();
-                let table = relation((*create).relation);
-                table == 0 || function == 0 || call(UtilityStatement::CreateTrigger { table, function })
             }
             NodeTag::T_AlterTableStmt => {
                 let alter = node.cast::<pg_sys::AlterTableStmt>();

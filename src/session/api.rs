@@ -221,6 +221,12 @@ fn outbox_subscriptions_changed(fcinfo: pg_sys::FunctionCallInfo) {
     stored_subscriptions::changed(fcinfo);
 }
 
+/// For DDL on a table by its name, which then stays the same.
+#[pg_extern(sql = false)]
+fn outbox_lock_own_table(table: Oid) -> bool {
+    catalog::lock_own_table(table.to_u32())
+}
+
 /// The trigger function of outbox_attach.
 #[pg_extern(sql = false)]
 fn outbox_attached(fcinfo: pg_sys::FunctionCallInfo) {

@@ -11,17 +11,18 @@ use pgrx::{PgBuiltInOids, PgSqlErrorCode};
 
 /// outbox_source_set().
 pub fn set(call: Call, oid: Option<u32>, mut mapping: Mapping) -> Result<(), UserError> {
-    let relation = match oid.map(source::relation).transpose()? {
-        Some(Some(relation)) => relation,
-        _ => {
-            return Err(UserError::new(
-                PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE,
-                "the relation does not exist",
-                "Pass the name of a table or view, for example 'shop.events'.",
-            ));
-        }
+    let checked = || {
+        let relation = oid
+            .map(source::relation)
+            .transpose()?
+            .flatten()
+            .ok_or_else(no_relation)?;
+        check_relation(&relation).map(|()| relation)
     };
-    check_relation(&relation)?;
+    checked()?;
+    // Under the lock its name and its owner stay as they are.
+    catalog::lock_table(oid.unwrap_or_default());
+    let relation = checked()?;
     for ((part, _), value) in PARTS.iter().zip(&mut mapping) {
         match value {
             // Names are as stored, so that a name with capitals needs no quotes inside the quotes.
@@ -53,6 +54,14 @@ pub fn set(call: Call, oid: Option<u32>, mut mapping: Mapping) -> Result<(), Use
     }
     let seq_is_lost = source::current(call)?.is_some_and(|old| old.seq_is_lost());
     source::set(call, &wanted, oid.unwrap_or_default(), seq_is_lost)
+}
+
+fn no_relation() -> UserError {
+    UserError::new(
+        PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE,
+        "the relation does not exist",
+        "Pass the name of a table or view, for example 'shop.events'.",
+    )
 }
 
 fn check_relation(relation: &Relation) -> Result<(), UserError> {

@@ -37,7 +37,7 @@ fn before(statement: UtilityStatement) -> bool {
         UtilityStatement::Set(setting) => warn_without_effect(&setting),
         UtilityStatement::RenameSchema(name) => refuse_new_name_of_schema(&name),
         UtilityStatement::AddMember(role) => refuse_member(&role),
-        UtilityStatement::CreateTrigger { table, function } => refuse_trigger_of_another(table, function),
+        UtilityStatement::TriggerCreated { table, function } => refuse_trigger_of_another(table, function),
         UtilityStatement::SwitchTriggers(table) => return !keeps_triggers(table),
         UtilityStatement::Restart(table) => refuse_restart(table),
     }

@@ -4,7 +4,7 @@ use super::statements::{Statements, statements};
 use crate::error::{UserError, changed_since, internal};
 use crate::pg::spi::{Spi, SpiClient};
 use crate::pg::trigger::Call;
-use crate::pg::{catalog, guc, security, table};
+use crate::pg::{catalog, security, table, xact};
 use crate::store::source::{PARTS, Source};
 use pgrx::PgSqlErrorCode;
 use std::rc::Rc;
@@ -29,7 +29,10 @@ pub(super) fn of(statements: &Statements) -> Result<Option<Rc<Source>>, UserErro
         return Ok(Some(Rc::clone(source)));
     }
     let source = Rc::new(read(statements)?);
-    statements.source.replace(Some((changes, Rc::clone(&source))));
+    // An older snapshot may show an older source.
+    if !xact::keeps_snapshot() {
+        statements.source.replace(Some((changes, Rc::clone(&source))));
+    }
     Ok(Some(source))
 }
 
@@ -100,6 +103,7 @@ pub struct Relation {
 }
 
 pub fn relation(oid: u32) -> Result<Option<Relation>, UserError> {
+    // `update`: under the lock the names are those of now, and the snapshot of the calling statement has older ones.
     let sql = "select n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence = 't', c.relowner::int8,
                       pg_get_userbyid(c.relowner)::text,
                       exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
@@ -109,8 +113,8 @@ pub fn relation(oid: u32) -> Result<Option<Relation>, UserError> {
                       array(select a.attname::text from pg_attribute a
                             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped)
                from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = $1::oid";
-    let read = |client: &SpiClient| {
-        let rows = client.select(sql, Some(1), &[i64::from(oid).into()])?;
+    let read = |client: &mut SpiClient| {
+        let rows = client.update(sql, Some(1), &[i64::from(oid).into()])?;
         if rows.is_empty() {
             return Ok(None);
         }
@@ -126,5 +130,5 @@ pub fn relation(oid: u32) -> Result<Option<Relation>, UserError> {
             columns: row.get(8)?.unwrap_or_default(),
         }))
     };
-    guc::with(&[(c"search_path", c"pg_catalog, pg_temp")], || Spi::connect(read)).map_err(internal)
+    Spi::connect_mut(read).map_err(internal)
 }
