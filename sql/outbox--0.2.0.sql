@@ -184,6 +184,12 @@ select pg_catalog.pg_extension_config_dump('@extschema@.outbox_paused', '');
 -- Tables. The state of a message is the table that has its row: outbox = ready, outbox_waiting = scheduled or behind
 -- another message, outbox_history = ended, outbox_dead = dead letter. A message is (seq, destination); its event is in
 -- outbox_events and is never copied.
+--
+-- Lock order of all that writes events or messages: the extension; outbox_events; outbox_settings; outbox_source and other
+-- tables of what a call goes by; outbox_partitions; outbox, outbox_waiting, outbox_dead; history, attempts, audit. Each is
+-- locked at once in the mode that the call ends with, before anything is read that the call goes by: what was read before a
+-- wait may be over after it. Calls that only read events take outbox_settings first. outbox_configure() and
+-- outbox_source_set() hold that against all, and wait for writers of the others, but not for those who only read messages.
 
 create table @extschema@.outbox_settings (
   singleton       boolean  primary key default true check (singleton),
@@ -419,16 +425,17 @@ begin
   -- Epochs start at random: a restored row may contain the claim of an epoch of the original database.
   insert into @extschema@.outbox_partitions (partition, lease_epoch)
   select p, floor(random() * 4294967296)::bigint from unnest(new.partitions) p on conflict do nothing;
+  delete from @extschema@.outbox_partitions p where p.partition >= new.partition_count;
   return new;
 end
 $$;
 comment on function outbox_internal.settings_replace() is
-  'Keeps outbox_settings at one row and creates its partitions.';
+  'Keeps outbox_settings at one row, and outbox_partitions at its partitions.';
 create trigger outbox_settings_replace before insert on @extschema@.outbox_settings
   for each row execute function outbox_internal.settings_replace();
 alter table @extschema@.outbox_settings enable always trigger outbox_settings_replace;
 comment on trigger outbox_settings_replace on @extschema@.outbox_settings is
-  'Internal: keeps outbox_settings at one row and creates its partitions.';
+  'Internal: keeps outbox_settings at one row, and outbox_partitions at its partitions.';
 
 -- Without the rows of some tables nothing is published or delivered. A test suite that empties all tables must not take
 -- them. What runs as the owner is a function of the extension; a restored row replaces another one inside a trigger. A
@@ -600,7 +607,7 @@ select pg_catalog.pg_extension_config_dump('@extschema@.outbox_identity', '');
 
 -- The functions that an application calls inside its own transaction. The C functions check the caller's rights (USAGE
 -- on a destination) and then run as the owner of the tables, the worker role, so a caller needs only EXECUTE. They have
--- no SET clause, which would cost time at each call; every name and operator of their statements is qualified instead.
+-- no SET clause, which would cost time at each call: src/pg/spi.rs sets what their statements run with, if there are any.
 
 create function @extschema@.outbox_enqueue(
   seq bigint, key text default null, destination text default null, available_at timestamptz default null,
@@ -794,10 +801,17 @@ returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_c
 comment on function outbox_internal.check_destination(text) is
   'Raises an error if the destination does not exist.';
 
+create function outbox_internal.lock_own_table(relation regclass)
+returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_lock_own_table_wrapper';
+comment on function outbox_internal.lock_own_table(regclass) is
+  'Locks a table as CREATE TRIGGER does, so that its name stays until the end of the transaction. False if the caller is'
+  ' not its owner, or no longer is under the lock.';
+
 create function outbox_internal.tables_for_triggers(relation regclass) returns setof regclass
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   class pg_class;
+  place regclass;
   foreign_partition regclass;
 begin
   select * into class from pg_class c where c.oid = relation;
@@ -809,7 +823,8 @@ begin
     raise exception '% is not a table', relation using errcode = 'wrong_object_type',
       hint = 'Name a table or a partitioned table: only these have transition tables with the rows of a statement.';
   end if;
-  if not pg_has_role(current_user, class.relowner, 'usage') then
+  -- The triggers are created by its name. It could be that of another table when the statement gets its lock.
+  if not outbox_internal.lock_own_table(relation) then
     raise exception 'must be owner of table %', relation using errcode = 'insufficient_privilege',
       hint = format('Call it as a member of role %s.', class.relowner::regrole);
   end if;
@@ -831,12 +846,18 @@ begin
         hint = 'Postgres does not report which rows were written there.';
   end if;
   return next relation;
-  return query select p.relid from pg_partition_tree(relation) p where p.relid <> relation order by p.level, p.relid;
+  for place in select p.relid from pg_partition_tree(relation) p where p.relid <> relation order by p.level, p.relid loop
+    if not outbox_internal.lock_own_table(place) then
+      raise exception 'must be owner of table %', place using errcode = 'insufficient_privilege',
+        detail = format('It is a partition of %s.', relation), hint = 'Let one role own all partitions.';
+    end if;
+    return next place;
+  end loop;
 end
 $$;
 comment on function outbox_internal.tables_for_triggers(regclass) is
   'A table and its partitions, because a statement that names a partition fires only the triggers of that partition.'
-  ' An error if the caller may not create triggers on it, or if it cannot have them.';
+  ' They stay locked. An error if the caller may not create triggers on one, or if it cannot have them.';
 
 create function outbox_internal.check_expression(relation regclass, argument text, expression text, condition boolean)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -1082,8 +1103,7 @@ comment on function @extschema@.outbox_uncapture(regclass) is
 
 -- Event sources: events are read from a table or view of the user instead of outbox_events. There is one source for
 -- each database, because only the seq of a message says where its event is. When a source is set, src/session/source.rs
--- checks it. Workers read it as the owner of the relation, restricted and read-only (src/store/source.rs). Lock order:
--- outbox_settings, as in outbox_configure(); then outbox_source, outbox_events.
+-- checks it. Workers read it as the owner of the relation, restricted and read-only (src/store/source.rs).
 
 create table @extschema@.outbox_source (
   singleton        boolean     primary key default true check (singleton),
@@ -1162,9 +1182,12 @@ create function outbox_internal.source_write(source @extschema@.outbox_source, s
 returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   old @extschema@.outbox_source;
+  settings @extschema@.outbox_settings;
   reads_the_same boolean;
 begin
-  -- Waits for every transaction that has enqueued, also prepared ones, and blocks new ones.
+  -- Waits for every transaction that has enqueued, also prepared ones, and blocks new ones. One that inserts its events
+  -- itself has their table before it enqueues.
+  lock table @extschema@.outbox_events in share row exclusive mode;
   lock table @extschema@.outbox_settings in access exclusive mode;
   select * into old from @extschema@.outbox_source;
   if source.relation is null and old.relation is null then
@@ -1194,8 +1217,8 @@ begin
       using errcode = 'object_in_use', hint = 'Try again; see outbox_worker_status.';
   end if;
   delete from @extschema@.outbox_source;
-  -- A transaction with an older snapshot then finds no row, and fails instead of reading the old source.
-  truncate @extschema@.outbox_source;
+  select * into settings from @extschema@.outbox_settings;
+  perform outbox_internal.rewrite_settings(settings); -- a transaction with an older snapshot would read the old source
   if source.relation is not null then
     source.singleton := true;
     source.since := case when reads_the_same then old.since else clock_timestamp() end;
@@ -2353,6 +2376,7 @@ declare
   ends timestamptz;
   stray timestamptz;
   name text;
+  grantee text;
   made integer := 0;
 begin
   lock table only @extschema@.outbox_history in share update exclusive mode; -- one at a time
@@ -2376,6 +2400,14 @@ begin
       if starts < ends and to_regclass(format('@extschema@.%I', name)) is null then
         execute format('create table @extschema@.%I (like @extschema@.outbox_history_default including all)', name);
         execute format('alter table @extschema@.%I replica identity full', name);
+        -- ALTER DEFAULT PRIVILEGES may have granted more on it than there is on the history.
+        for grantee in
+          select distinct case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
+          from pg_class c cross join aclexplode(c.relacl) a
+          where c.oid = to_regclass(format('@extschema@.%I', name)) and a.grantee <> c.relowner
+        loop
+          execute format('revoke all on @extschema@.%I from %s', name, grantee);
+        end loop;
         execute format('alter table @extschema@.outbox_history attach partition @extschema@.%I'
                        ' for values from (%L) to (%L)', name, starts, ends);
         made := made + 1;
@@ -2582,7 +2614,7 @@ create function outbox_internal.revive(tids tid[])
 returns bigint language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
-  partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
+  partitions constant smallint[] := (select s.partitions from outbox_internal.settings_now() s);
   ready record; -- the messages that came back
 begin
   with revived as ( -- an older snapshot than outbox_configure() fails here: that call has moved each dead letter
@@ -2645,7 +2677,7 @@ create function @extschema@.outbox_retry(seq bigint, destination text default nu
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
-  partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
+  partitions constant smallint[] := (select s.partitions from outbox_internal.settings_now() s);
   to_destination constant text := outbox_internal.destination_of(outbox_retry.seq, outbox_retry.destination);
   changed boolean;
   ready smallint; -- the partition in which it can be delivered already
@@ -2683,7 +2715,7 @@ create function @extschema@.outbox_discard(seq bigint, destination text default 
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
-  partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
+  partitions constant smallint[] := (select s.partitions from outbox_internal.settings_now() s);
   to_destination constant text := outbox_internal.destination_of(outbox_discard.seq, outbox_discard.destination);
   message record;
   ended record;
@@ -2826,8 +2858,7 @@ comment on function @extschema@.outbox_drain(interval) is
 -- ---- sql/src/41_configure.sql
 
 -- How workers share messages: the number of partitions, the function that gives the partition of a key, and whether
--- workers lease partitions. A change ends the workers, moves waiting messages, and lets the workers begin again. Lock
--- order: outbox_settings, outbox_partitions, outbox, outbox_waiting, outbox_dead.
+-- workers lease partitions. A change ends the workers, moves waiting messages, and lets the workers begin again.
 
 create function outbox_internal.send_workers_away()
 returns boolean language c volatile as 'MODULE_PATHNAME', 'outbox_send_workers_away_wrapper';
@@ -2873,6 +2904,19 @@ comment on function @extschema@.outbox_configure(integer, boolean, text) is
   ' CRC-32). It belongs to the caller or to a role whose rights the caller has. NULL = unchanged. Waits for open'
   ' transactions that have enqueued, and moves waiting messages. No message is lost, sent twice or reordered.';
 
+create function outbox_internal.rewrite_settings(settings @extschema@.outbox_settings)
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  -- Deleted and inserted, not updated: a transaction with an older snapshot then finds no row, and fails instead of going
+  -- by what was before.
+  truncate @extschema@.outbox_settings;
+  insert into @extschema@.outbox_settings (partition_count, leasing, partitioner, partitioner_owner)
+  values (settings.partition_count, settings.leasing, settings.partitioner, settings.partitioner_owner);
+end
+$$;
+comment on function outbox_internal.rewrite_settings(@extschema@.outbox_settings) is
+  'Writes the settings of this database, whose table is locked against all. Transactions with an older snapshot fail then.';
+
 create function outbox_internal.configure_for(named_by oid, partition_count integer, leasing boolean, partitioner text)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
@@ -2897,6 +2941,7 @@ begin
     old.leasing := current_setting('outbox.leasing');
   else
     is_damaged := (select count(*) from @extschema@.outbox_partitions) <> old.partition_count;
+    old.partitions := '{}'; -- a long one is stored in another table, which TRUNCATE empties, too
   end if;
   before := old.partitioner;
   new := old;
@@ -2952,17 +2997,13 @@ begin
     raise exception 'the workers of this database did not end in time'
       using errcode = 'object_in_use', hint = 'Try again; see outbox_worker_status.';
   end if;
+  -- Not against readers: a view may have one of these, and wait for another.
   lock table @extschema@.outbox_partitions, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_dead
-    in access exclusive mode;
-  -- Deleted and inserted, not updated: a transaction with an older snapshot then finds no row, and fails instead of
-  -- using the old count.
-  truncate @extschema@.outbox_settings;
-  insert into @extschema@.outbox_settings (partition_count, leasing, partitioner, partitioner_owner)
-  values (new.partition_count, new.leasing, new.partitioner, new.partitioner_owner);
+    in exclusive mode;
+  perform outbox_internal.rewrite_settings(new);
   -- Every lease ends here.
   update @extschema@.outbox_partitions p
   set lease_owner = null, lease_until = null, lease_epoch = p.lease_epoch + 1, updated_at = clock_timestamp();
-  delete from @extschema@.outbox_partitions p where p.partition >= new.partition_count;
   if not new.leasing then
     -- Without leases no message waits for another, and no worker would bring these back.
     perform from outbox_internal.make_ready(array(
@@ -3107,7 +3148,7 @@ declare
       'died_before', died_before, 'seq_from', seq_from, 'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
   retried bigint;
 begin
-  perform from @extschema@.outbox_settings; -- first, as everywhere
+  perform outbox_internal.settings_now(); -- first, as everywhere
   if coalesce(dry_run, true) then
     return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
   end if;
@@ -3140,6 +3181,7 @@ declare
       'died_before', died_before, 'seq_from', seq_from, 'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
   discarded bigint;
 begin
+  perform outbox_internal.settings_now(); -- first, as everywhere
   if coalesce(dry_run, true) then
     return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
   end if;
@@ -3434,8 +3476,8 @@ comment on function @extschema@.outbox_trim_inbox(integer, integer, timestamptz)
 
 -- ---- sql/src/45_erase.sql
 
--- Erasure: all rows of one aggregate (a person, say) are deleted, wherever its messages are. Lock order: events first,
--- without any other lock, because it may wait for sessions that enqueue them again. Then the messages, without waiting:
+-- Erasure: all rows of one aggregate (a person, say) are deleted, wherever its messages are. Its events are locked first,
+-- because that may wait for sessions that enqueue them again. Then the messages, without waiting:
 -- a worker that waits for this session, which waits for the worker, would be a deadlock.
 
 create function @extschema@.outbox_purge(
@@ -3448,7 +3490,7 @@ declare
   who constant text := outbox_purge.aggregate_id;
   whole constant text := coalesce(kind || ':', '') || who;
   crc constant bigint := outbox_internal.crc32(whole);
-  has_source constant boolean := exists (select from @extschema@.outbox_source); -- a seq means another event then
+  has_source boolean; -- a seq means another event then
   events bigint[];
   seqs bigint[];
   n bigint[];
@@ -3459,7 +3501,11 @@ begin
     raise exception 'aggregate_id is NULL' using errcode = 'null_value_not_allowed',
       hint = 'Name the aggregate as its events do; its type may be NULL.';
   end if;
-  perform from @extschema@.outbox_settings; -- first, as everywhere
+  if not coalesce(dry_run, true) then
+    lock table @extschema@.outbox_events in row exclusive mode; -- before outbox_settings, by whoever writes events
+  end if;
+  perform outbox_internal.settings_now();
+  has_source := exists (select from @extschema@.outbox_source);
   if has_source then
     raise notice 'the events themselves are in %', (select s.relation from @extschema@.outbox_source s)
       using hint = 'Erase them there; the only other messages that are found are those whose key is the aggregate.';
@@ -3632,14 +3678,16 @@ declare
 begin
   select * into settings from @extschema@.outbox_settings;
   if not found then
-    raise exception 'outbox_configure() changed the partitions after this transaction began'
+    raise exception 'outbox_configure() or outbox_source_set() made changes after this transaction began'
       using errcode = 'serialization_failure', hint = 'Run the transaction again.';
   end if;
+  lock table @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_dead in row exclusive mode;
   return settings;
 end
 $$;
 comment on function outbox_internal.settings_now() is
-  'The settings of this database, which stay so until the end of this transaction.';
+  'For a call that changes messages, before it reads any: the settings of this database, which stay so until the end of'
+  ' this transaction. Locks the tables of messages as their writers do.';
 
 create type outbox_internal.relayed as (
   seq bigint, key text, attempts integer, claim_token bigint, claim_until timestamptz, replayed boolean
@@ -4002,6 +4050,7 @@ begin
   end if;
   perform outbox_internal.check_request('outbox_wait'::text, timeout, true);
   until := clock_timestamp() + timeout;
+  perform from @extschema@.outbox_settings; -- first, as everywhere
   -- It cannot have ended before its event existed.
   select e.created_at - interval '1 minute' into since from @extschema@.outbox_events e
   where e.seq = outbox_wait.seq and not exists (select from @extschema@.outbox_source);
@@ -4327,12 +4376,32 @@ begin atomic
            format('find out who did so; then select outbox_internal.restore_function(%L)', i.name)
     from outbox_internal.installed_functions i left join outbox_internal.definer_functions f on f.name = i.name
     where f.digest is distinct from i.digest
+    union all
+    -- A trigger, a check, a default, a policy or a rule of a user. Their statements run as the owner of the table.
+    select distinct 5,
+           format('function %s runs in statements on %s, and sets no search_path: it finds other objects than those of'
+                  ' pg_catalog only by names with their schema', p.oid::regprocedure, t.oid::regclass),
+           format('alter function %s set search_path = %s', p.oid::regprocedure,
+                  concat_ws(', ', 'pg_catalog', nullif(quote_ident(n.nspname), 'pg_catalog'),
+                            (select quote_ident(place.nspname) from place where place.is_shared and place.oid <> n.oid),
+                            'pg_temp'))
+    from pg_class t join pg_depend a on a.refclassid = 'pg_class'::regclass and a.refobjid = t.oid and a.deptype = 'a'
+    join pg_depend u on u.classid = a.classid and u.objid = a.objid and u.refclassid = 'pg_proc'::regclass
+    join pg_proc p on p.oid = u.refobjid join pg_namespace n on n.oid = p.pronamespace
+    join pg_language l on l.oid = p.prolang
+    where t.relkind in ('r', 'p') and l.lanname not in ('internal', 'c') and p.prosqlbody is null
+      and not exists (select from unnest(p.proconfig) c where c like 'search\_path=%')
+      and (exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
+                   where d.classid = 'pg_class'::regclass and d.objid = t.oid
+                     and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
+           or t.oid in (select i.inhrelid from pg_inherits i where i.inhparent = '@extschema@.outbox_history'::regclass))
   ) f
   order by f.rank, f.problem;
 end;
 comment on function outbox_internal.schema_problem() is
   'Functions in the schema of the extension that are named like its own but are not part of it, or that were altered.'
-  ' Also roles that may create functions there or in outbox_internal. outbox_health shows the first.';
+  ' Also roles that may create functions there or in outbox_internal, and functions of users in statements on the'
+  ' tables that set no search_path. outbox_health shows the first.';
 
 -- It runs as its caller: only a superuser may read the file and replace functions of others. If the function is not there,
 -- it fails: CREATE would make one that runs as the superuser. CREATE EXTENSION replaces the two words in its script, so
@@ -5362,7 +5431,8 @@ create function @extschema@.outbox_why(
 ) returns setof record language sql volatile parallel unsafe set search_path = pg_catalog, pg_temp
 begin atomic
   with message as materialized (
-    select m.* from outbox_internal.message_rows($1) m
+    select m.* from @extschema@.outbox_settings s -- first, as everywhere: obstacles() reads it
+    cross join outbox_internal.message_rows($1) m
     where m.status not in ('published', 'discarded') and (m.destination = $2 or $2 is null)
   ), own as (
     select m.destination, 0::bigint as rank, m.status as reason,
@@ -5944,19 +6014,25 @@ begin
     cross join lateral pg_catalog.pg_identify_object(d.classid, d.objid, d.objsubid) i
     left join pg_catalog.pg_proc p on d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass and p.oid = d.objid
     left join pg_catalog.pg_class c on d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass and c.oid = d.objid
-      and i.schema = 'outbox_internal'
+    left join pg_catalog.pg_type t on d.classid = 'pg_catalog.pg_type'::pg_catalog.regclass and t.oid = d.objid
     left join pg_catalog.pg_namespace n on d.classid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
       and n.oid = d.objid
+    -- The table of a sequence.
+    left join pg_catalog.pg_depend s on s.classid = d.classid and s.objid = c.oid and c.relkind = 'S'
+      and s.refclassid = d.classid and s.deptype = 'i'
+    left join pg_catalog.pg_class o on o.oid = s.refobjid
     cross join lateral (
-      -- PUBLIC may call a new function, and ALTER DEFAULT PRIVILEGES may have granted more, to other roles too. Such
-      -- grants on tables and views that people read stay; all functions, and everything internal, are closed.
+      -- PUBLIC may call a new function, and ALTER DEFAULT PRIVILEGES may have granted more, to other roles too: on
+      -- everything that was made above. What is granted after CREATE EXTENSION stays.
       select pg_catalog.string_agg(distinct case a.grantee when 0 then 'public'
                else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)) end, ', ') as grantees
-      from pg_catalog.aclexplode(coalesce(p.proacl, c.relacl, n.nspacl, pg_catalog.acldefault('f', p.proowner))) a
-      where a.grantee <> coalesce(p.proowner, c.relowner, n.nspowner)) closed
+      from pg_catalog.aclexplode(coalesce(p.proacl, c.relacl, t.typacl, n.nspacl,
+                                          pg_catalog.acldefault('f', p.proowner))) a
+      where a.grantee <> coalesce(p.proowner, c.relowner, t.typowner, n.nspowner)
+        and (a.grantee <> 0 or t.oid is null)) closed -- PUBLIC may use any type
     where d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass and d.deptype = 'e'
       and d.refobjid = (select x.oid from pg_catalog.pg_extension x where x.extname = 'outbox')
-      and i.type in ('schema', 'table', 'view', 'function')
+      and i.type in ('schema', 'table', 'view', 'sequence', 'type', 'function')
   loop
     if thing.grantees is not null then
       execute pg_catalog.format('revoke all on %s %s from %s', pg_catalog.replace(thing.type, 'view', 'table'),
@@ -5971,6 +6047,8 @@ begin
         execute pg_catalog.format('alter %s %s owner to %I', thing.type, thing.identity, worker_role);
       when thing.type = 'view' then
         execute pg_catalog.format('grant select on %s to %I', thing.identity, worker_role);
+      when thing.type in ('sequence', 'type') then
+        null; -- a sequence belongs to the owner of its table
       else
         execute pg_catalog.format('grant execute on function %s to %I', thing.identity, worker_role);
     end case;
@@ -5989,7 +6067,7 @@ grant execute on function
 -- For the owner of a table. A trigger runs as the writing role, but EXECUTE is checked for the role that creates it.
 grant execute on function
   @extschema@.outbox_attach, @extschema@.outbox_detach, @extschema@.outbox_capture, @extschema@.outbox_uncapture,
-  @extschema@.outbox_attached, @extschema@.outbox_captured, outbox_internal.tables_for_triggers,
+  @extschema@.outbox_attached, @extschema@.outbox_captured, outbox_internal.tables_for_triggers, outbox_internal.lock_own_table,
   outbox_internal.check_destination, outbox_internal.check_expression, outbox_internal.attach_name
   to outbox_writer;
 

@@ -126,7 +126,9 @@ fn only_the_usual_publish_runs_no_statement() {
     ] {
         cluster.exec(DB, change);
         let statements = statements_of_publish(&mut client, &notices);
-        assert_eq!(statements.len(), 3, "{change}: {statements:?}");
+        // One stores the event, and two enqueue it. The other table is written without.
+        let count = if change.contains("outbox_events") { 1 } else { 2 };
+        assert_eq!(statements.len(), count, "{change}: {statements:?}");
         cluster.exec(DB, undo);
         let statements = statements_of_publish(&mut client, &notices);
         assert_eq!(statements, Vec::<String>::new(), "{undo}");

@@ -24,6 +24,7 @@ mod inbox;
 mod large;
 mod launcher;
 mod limits;
+mod lock_order;
 mod maintenance;
 mod manual;
 mod migrating;

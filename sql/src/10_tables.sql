@@ -1,6 +1,12 @@
 -- Tables. The state of a message is the table that has its row: outbox = ready, outbox_waiting = scheduled or behind
 -- another message, outbox_history = ended, outbox_dead = dead letter. A message is (seq, destination); its event is in
 -- outbox_events and is never copied.
+--
+-- Lock order of all that writes events or messages: the extension; outbox_events; outbox_settings; outbox_source and other
+-- tables of what a call goes by; outbox_partitions; outbox, outbox_waiting, outbox_dead; history, attempts, audit. Each is
+-- locked at once in the mode that the call ends with, before anything is read that the call goes by: what was read before a
+-- wait may be over after it. Calls that only read events take outbox_settings first. outbox_configure() and
+-- outbox_source_set() hold that against all, and wait for writers of the others, but not for those who only read messages.
 
 create table @extschema@.outbox_settings (
   singleton       boolean  primary key default true check (singleton),
@@ -236,16 +242,17 @@ begin
   -- Epochs start at random: a restored row may contain the claim of an epoch of the original database.
   insert into @extschema@.outbox_partitions (partition, lease_epoch)
   select p, floor(random() * 4294967296)::bigint from unnest(new.partitions) p on conflict do nothing;
+  delete from @extschema@.outbox_partitions p where p.partition >= new.partition_count;
   return new;
 end
 $$;
 comment on function outbox_internal.settings_replace() is
-  'Keeps outbox_settings at one row and creates its partitions.';
+  'Keeps outbox_settings at one row, and outbox_partitions at its partitions.';
 create trigger outbox_settings_replace before insert on @extschema@.outbox_settings
   for each row execute function outbox_internal.settings_replace();
 alter table @extschema@.outbox_settings enable always trigger outbox_settings_replace;
 comment on trigger outbox_settings_replace on @extschema@.outbox_settings is
-  'Internal: keeps outbox_settings at one row and creates its partitions.';
+  'Internal: keeps outbox_settings at one row, and outbox_partitions at its partitions.';
 
 -- Without the rows of some tables nothing is published or delivered. A test suite that empties all tables must not take
 -- them. What runs as the owner is a function of the extension; a restored row replaces another one inside a trigger. A

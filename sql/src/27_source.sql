@@ -1,7 +1,6 @@
 -- Event sources: events are read from a table or view of the user instead of outbox_events. There is one source for
 -- each database, because only the seq of a message says where its event is. When a source is set, src/session/source.rs
--- checks it. Workers read it as the owner of the relation, restricted and read-only (src/store/source.rs). Lock order:
--- outbox_settings, as in outbox_configure(); then outbox_source, outbox_events.
+-- checks it. Workers read it as the owner of the relation, restricted and read-only (src/store/source.rs).
 
 create table @extschema@.outbox_source (
   singleton        boolean     primary key default true check (singleton),
@@ -80,9 +79,12 @@ create function outbox_internal.source_write(source @extschema@.outbox_source, s
 returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   old @extschema@.outbox_source;
+  settings @extschema@.outbox_settings;
   reads_the_same boolean;
 begin
-  -- Waits for every transaction that has enqueued, also prepared ones, and blocks new ones.
+  -- Waits for every transaction that has enqueued, also prepared ones, and blocks new ones. One that inserts its events
+  -- itself has their table before it enqueues.
+  lock table @extschema@.outbox_events in share row exclusive mode;
   lock table @extschema@.outbox_settings in access exclusive mode;
   select * into old from @extschema@.outbox_source;
   if source.relation is null and old.relation is null then
@@ -112,8 +114,8 @@ begin
       using errcode = 'object_in_use', hint = 'Try again; see outbox_worker_status.';
   end if;
   delete from @extschema@.outbox_source;
-  -- A transaction with an older snapshot then finds no row, and fails instead of reading the old source.
-  truncate @extschema@.outbox_source;
+  select * into settings from @extschema@.outbox_settings;
+  perform outbox_internal.rewrite_settings(settings); -- a transaction with an older snapshot would read the old source
   if source.relation is not null then
     source.singleton := true;
     source.since := case when reads_the_same then old.since else clock_timestamp() end;

@@ -42,7 +42,7 @@ create function outbox_internal.revive(tids tid[])
 returns bigint language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
-  partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
+  partitions constant smallint[] := (select s.partitions from outbox_internal.settings_now() s);
   ready record; -- the messages that came back
 begin
   with revived as ( -- an older snapshot than outbox_configure() fails here: that call has moved each dead letter
@@ -105,7 +105,7 @@ create function @extschema@.outbox_retry(seq bigint, destination text default nu
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
-  partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
+  partitions constant smallint[] := (select s.partitions from outbox_internal.settings_now() s);
   to_destination constant text := outbox_internal.destination_of(outbox_retry.seq, outbox_retry.destination);
   changed boolean;
   ready smallint; -- the partition in which it can be delivered already
@@ -143,7 +143,7 @@ create function @extschema@.outbox_discard(seq bigint, destination text default 
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
-  partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
+  partitions constant smallint[] := (select s.partitions from outbox_internal.settings_now() s);
   to_destination constant text := outbox_internal.destination_of(outbox_discard.seq, outbox_discard.destination);
   message record;
   ended record;

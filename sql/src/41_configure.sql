@@ -1,6 +1,5 @@
 -- How workers share messages: the number of partitions, the function that gives the partition of a key, and whether
--- workers lease partitions. A change ends the workers, moves waiting messages, and lets the workers begin again. Lock
--- order: outbox_settings, outbox_partitions, outbox, outbox_waiting, outbox_dead.
+-- workers lease partitions. A change ends the workers, moves waiting messages, and lets the workers begin again.
 
 create function outbox_internal.send_workers_away()
 returns boolean language c volatile as 'MODULE_PATHNAME', 'outbox_send_workers_away_wrapper';
@@ -46,6 +45,19 @@ comment on function @extschema@.outbox_configure(integer, boolean, text) is
   ' CRC-32). It belongs to the caller or to a role whose rights the caller has. NULL = unchanged. Waits for open'
   ' transactions that have enqueued, and moves waiting messages. No message is lost, sent twice or reordered.';
 
+create function outbox_internal.rewrite_settings(settings @extschema@.outbox_settings)
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  -- Deleted and inserted, not updated: a transaction with an older snapshot then finds no row, and fails instead of going
+  -- by what was before.
+  truncate @extschema@.outbox_settings;
+  insert into @extschema@.outbox_settings (partition_count, leasing, partitioner, partitioner_owner)
+  values (settings.partition_count, settings.leasing, settings.partitioner, settings.partitioner_owner);
+end
+$$;
+comment on function outbox_internal.rewrite_settings(@extschema@.outbox_settings) is
+  'Writes the settings of this database, whose table is locked against all. Transactions with an older snapshot fail then.';
+
 create function outbox_internal.configure_for(named_by oid, partition_count integer, leasing boolean, partitioner text)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
@@ -70,6 +82,7 @@ begin
     old.leasing := current_setting('outbox.leasing');
   else
     is_damaged := (select count(*) from @extschema@.outbox_partitions) <> old.partition_count;
+    old.partitions := '{}'; -- a long one is stored in another table, which TRUNCATE empties, too
   end if;
   before := old.partitioner;
   new := old;
@@ -125,17 +138,13 @@ begin
     raise exception 'the workers of this database did not end in time'
       using errcode = 'object_in_use', hint = 'Try again; see outbox_worker_status.';
   end if;
+  -- Not against readers: a view may have one of these, and wait for another.
   lock table @extschema@.outbox_partitions, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_dead
-    in access exclusive mode;
-  -- Deleted and inserted, not updated: a transaction with an older snapshot then finds no row, and fails instead of
-  -- using the old count.
-  truncate @extschema@.outbox_settings;
-  insert into @extschema@.outbox_settings (partition_count, leasing, partitioner, partitioner_owner)
-  values (new.partition_count, new.leasing, new.partitioner, new.partitioner_owner);
+    in exclusive mode;
+  perform outbox_internal.rewrite_settings(new);
   -- Every lease ends here.
   update @extschema@.outbox_partitions p
   set lease_owner = null, lease_until = null, lease_epoch = p.lease_epoch + 1, updated_at = clock_timestamp();
-  delete from @extschema@.outbox_partitions p where p.partition >= new.partition_count;
   if not new.leasing then
     -- Without leases no message waits for another, and no worker would bring these back.
     perform from outbox_internal.make_ready(array(

@@ -116,7 +116,7 @@ declare
       'died_before', died_before, 'seq_from', seq_from, 'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
   retried bigint;
 begin
-  perform from @extschema@.outbox_settings; -- first, as everywhere
+  perform outbox_internal.settings_now(); -- first, as everywhere
   if coalesce(dry_run, true) then
     return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
   end if;
@@ -149,6 +149,7 @@ declare
       'died_before', died_before, 'seq_from', seq_from, 'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
   discarded bigint;
 begin
+  perform outbox_internal.settings_now(); -- first, as everywhere
   if coalesce(dry_run, true) then
     return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
   end if;

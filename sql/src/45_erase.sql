@@ -1,5 +1,5 @@
--- Erasure: all rows of one aggregate (a person, say) are deleted, wherever its messages are. Lock order: events first,
--- without any other lock, because it may wait for sessions that enqueue them again. Then the messages, without waiting:
+-- Erasure: all rows of one aggregate (a person, say) are deleted, wherever its messages are. Its events are locked first,
+-- because that may wait for sessions that enqueue them again. Then the messages, without waiting:
 -- a worker that waits for this session, which waits for the worker, would be a deadlock.
 
 create function @extschema@.outbox_purge(
@@ -12,7 +12,7 @@ declare
   who constant text := outbox_purge.aggregate_id;
   whole constant text := coalesce(kind || ':', '') || who;
   crc constant bigint := outbox_internal.crc32(whole);
-  has_source constant boolean := exists (select from @extschema@.outbox_source); -- a seq means another event then
+  has_source boolean; -- a seq means another event then
   events bigint[];
   seqs bigint[];
   n bigint[];
@@ -23,7 +23,11 @@ begin
     raise exception 'aggregate_id is NULL' using errcode = 'null_value_not_allowed',
       hint = 'Name the aggregate as its events do; its type may be NULL.';
   end if;
-  perform from @extschema@.outbox_settings; -- first, as everywhere
+  if not coalesce(dry_run, true) then
+    lock table @extschema@.outbox_events in row exclusive mode; -- before outbox_settings, by whoever writes events
+  end if;
+  perform outbox_internal.settings_now();
+  has_source := exists (select from @extschema@.outbox_source);
   if has_source then
     raise notice 'the events themselves are in %', (select s.relation from @extschema@.outbox_source s)
       using hint = 'Erase them there; the only other messages that are found are those whose key is the aggregate.';

@@ -66,14 +66,16 @@ declare
 begin
   select * into settings from @extschema@.outbox_settings;
   if not found then
-    raise exception 'outbox_configure() changed the partitions after this transaction began'
+    raise exception 'outbox_configure() or outbox_source_set() made changes after this transaction began'
       using errcode = 'serialization_failure', hint = 'Run the transaction again.';
   end if;
+  lock table @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_dead in row exclusive mode;
   return settings;
 end
 $$;
 comment on function outbox_internal.settings_now() is
-  'The settings of this database, which stay so until the end of this transaction.';
+  'For a call that changes messages, before it reads any: the settings of this database, which stay so until the end of'
+  ' this transaction. Locks the tables of messages as their writers do.';
 
 create type outbox_internal.relayed as (
   seq bigint, key text, attempts integer, claim_token bigint, claim_until timestamptz, replayed boolean

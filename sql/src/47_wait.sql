@@ -44,6 +44,7 @@ begin
   end if;
   perform outbox_internal.check_request('outbox_wait'::text, timeout, true);
   until := clock_timestamp() + timeout;
+  perform from @extschema@.outbox_settings; -- first, as everywhere
   -- It cannot have ended before its event existed.
   select e.created_at - interval '1 minute' into since from @extschema@.outbox_events e
   where e.seq = outbox_wait.seq and not exists (select from @extschema@.outbox_source);

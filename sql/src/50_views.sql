@@ -605,7 +605,7 @@ select 'partitions', null,
               outbox_internal.partition_label(p.highest)),
        format('select outbox_configure(partition_count => %s)', p.highest + 1)
 from (select max(f.partition)::integer as highest from waiting f
-      where f.partition not in (select x.partition from @extschema@.outbox_partitions x)) p
+      where f.partition >= (select s.partition_count from @extschema@.outbox_settings s)) p
 where p.highest is not null
 union all
 select 'sequence', null,

@@ -202,7 +202,8 @@ create function @extschema@.outbox_why(
 ) returns setof record language sql volatile parallel unsafe set search_path = pg_catalog, pg_temp
 begin atomic
   with message as materialized (
-    select m.* from outbox_internal.message_rows($1) m
+    select m.* from @extschema@.outbox_settings s -- first, as everywhere: obstacles() reads it
+    cross join outbox_internal.message_rows($1) m
     where m.status not in ('published', 'discarded') and (m.destination = $2 or $2 is null)
   ), own as (
     select m.destination, 0::bigint as rank, m.status as reason,

@@ -19,15 +19,18 @@ use crate::session::fast_path::{self, Inserted, Stored};
 use crate::shared::{statistics, transactions};
 use crate::store::rows::{self, MESSAGE};
 use crate::store::source::EventKey;
+use crate::store::subscriptions::Subscribed;
 use crate::store::{AGGREGATE_KEY, aggregate_key};
 use outbox_core::engine::RowId;
 use outbox_core::envelope;
 use outbox_core::event::Event;
 use outbox_core::partition::{Partition, crc32};
+use outbox_core::session;
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::rc::Rc;
 
 const STORE_FIRST: &str = "Store the event first, in this transaction or an earlier one. Events in another table are found once outbox_source_set() has named it.";
 
@@ -71,13 +74,12 @@ type Keyed = Vec<(i64, Option<String>)>;
 pub fn enqueue(fcinfo: Call, request: Enqueue) -> Result<i64, UserError> {
     let statements = statements(fcinfo);
     security::run_as(statements.owner, || {
-        statements.lock();
-        enqueue_as_owner(statements, request)
+        statements.lock(true);
+        guc::with(session::NAMES, || enqueue_as_owner(statements, request)) // once for all statements
     })
 }
 
-/// Runs as the owner of the tables with the caller's search_path, so every operator and function in a statement is
-/// qualified.
+/// Runs as the owner of the tables.
 fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, UserError> {
     let Enqueue {
         seqs,
@@ -86,21 +88,31 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
         times,
         partition,
     } = request;
+    let are_current = |read: &Option<Rc<Subscribed>>| {
+        let latest = subscriptions::of_destination(statements, destination)?;
+        Ok::<bool, UserError>(latest.as_ref().map(Rc::as_ptr) == read.as_ref().map(Rc::as_ptr))
+    };
     let partitioning = Partitioning::read(statements)?;
     partition.map_or(Ok(()), |partition| partitioning.check(partition))?;
-    let subscribed = subscriptions::of_destination(statements, destination)?;
     let source = source::of(statements)?;
-    let are_looked_up = subscribed.is_some() || matches!(keys, Keys::LookedUp);
-    let found = match &source {
-        None => {
-            let by_fast_path = times.are_unset() && effects::may_use_fast_path(seqs.len());
-            read_events(statements, seqs, by_fast_path)?
+    // Rows of events may be locked, and a source may be.
+    let (subscribed, are_looked_up, found) = loop {
+        let subscribed = subscriptions::of_destination(statements, destination)?;
+        let are_looked_up = subscribed.is_some() || matches!(keys, Keys::LookedUp);
+        let found = match &source {
+            None => {
+                let by_fast_path = times.are_unset() && effects::may_use_fast_path(seqs.len());
+                read_events(statements, seqs, by_fast_path)?
+            }
+            Some(source) if are_looked_up => {
+                let keys = source.keys(seqs, subscribed.is_some())?.into_iter();
+                keys.map(|(seq, event)| (seq, Found { event, stored: None })).collect()
+            }
+            Some(_) => HashMap::new(),
+        };
+        if are_current(&subscribed)? {
+            break (subscribed, are_looked_up, found);
         }
-        Some(source) if are_looked_up => {
-            let keys = source.keys(seqs, subscribed.is_some())?.into_iter();
-            keys.map(|(seq, event)| (seq, Found { event, stored: None })).collect()
-        }
-        Some(_) => HashMap::new(),
     };
     let mut missing = seqs.iter().filter(|seq| !found.contains_key(seq)).peekable();
     match &source {

@@ -28,6 +28,7 @@ use outbox_core::partition::{Partition, crc32};
 use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 /// An event with the key of its message. Its values are checked: see `checks::check_event`.
 pub type Keyed = (NewEvent, Option<String>);
@@ -42,7 +43,7 @@ pub fn publish(
 ) -> Result<Vec<i64>, UserError> {
     let statements = statements(call);
     security::run_as(statements.owner, || {
-        statements.lock();
+        statements.lock(times.available_at.is_some());
         for (event, _) in events {
             check_body(event.event.body_bytes() as i64)?;
             match find_id(statements, event) {
@@ -53,31 +54,35 @@ pub fn publish(
         }
         let subscribed = subscriptions::of_destination(statements, destination)?;
         let receivers = Receivers::of(events, destination, subscribed.as_deref())?;
-        let counts = receivers.counts(events.len());
-        for (destination, count) in &counts {
-            check_max_pending(destination, *count)?;
-        }
+        receivers.check_max_pending(events.len())?;
         let announced = transactions::announce(events.iter().map(|(_, key)| key.as_deref().map(crc32)));
         let partitioning = Partitioning::read(statements)?;
-        let by_fast_path = times.are_unset() && effects::may_use_fast_path(counts.values().sum());
         let publish = Publish {
             statements,
-            partitioning,
             events,
-            receivers,
             times,
             if_exists,
-            by_fast_path,
+            by_fast_path: times.are_unset() && receivers.may_use_fast_path(events.len()),
         };
-        let (seqs, placed) = match publish.write_rows()? {
-            Some(placed) => {
-                for (destination, count) in counts {
-                    effects::enqueued(destination, count as i64);
-                }
-                (placed.iter().map(|(seq, _)| *seq).collect(), placed)
-            }
-            None => publish.run_statements()?,
+        let Some(stored) = publish.store()? else {
+            // Another transaction has published the id meanwhile.
+            let found = events.first().and_then(|(event, _)| find_id(statements, event));
+            let seq = found.map_or_else(|| Err(not_stored()), |found| seq_at(statements, found))?;
+            return Ok(vec![seq]);
         };
+        let placed = (stored.iter().zip(events))
+            .map(|((seq, _), (_, key))| Ok((*seq, partitioning.partition_of(key.as_deref(), *seq)?)));
+        let placed = placed.collect::<Result<Placed, UserError>>()?;
+        // It may have waited: for a transaction with the same id, which has rolled back, or in a trigger.
+        let latest = subscriptions::of_destination(statements, destination)?;
+        if subscribed.as_ref().map(Rc::as_ptr) == latest.as_ref().map(Rc::as_ptr) {
+            publish.enqueue(&stored, &placed, &receivers)?;
+        } else {
+            let receivers = Receivers::of(events, destination, latest.as_deref())?;
+            receivers.check_max_pending(events.len())?;
+            publish.enqueue(&stored, &placed, &receivers)?;
+        }
+        let seqs = placed.iter().map(|(seq, _)| *seq).collect();
         announced.placed(placed);
         Ok(seqs)
     })
@@ -116,6 +121,14 @@ impl<'a> Receivers<'a> {
             *counts.entry(*destination).or_default() += 1;
         }
         counts
+    }
+
+    fn check_max_pending(&self, events: usize) -> Result<(), UserError> {
+        (self.counts(events).into_iter()).try_for_each(|(destination, count)| check_max_pending(destination, count))
+    }
+
+    fn may_use_fast_path(&self, events: usize) -> bool {
+        effects::may_use_fast_path(self.counts(events).values().sum())
     }
 }
 
@@ -160,9 +173,7 @@ type StoredEvents = Vec<(i64, Option<Stored>)>;
 
 struct Publish<'a> {
     statements: &'a Statements,
-    partitioning: Partitioning<'a>,
     events: &'a [Keyed],
-    receivers: Receivers<'a>,
     times: Times,
     if_exists: IfExists,
     /// They may take the fast path, if they are small.
@@ -170,102 +181,118 @@ struct Publish<'a> {
 }
 
 impl Publish<'_> {
-    /// Writes the rows without a statement. None if nothing was written, because these events need statements.
-    fn write_rows(&self) -> Result<Option<Placed>, UserError> {
-        if self.times.available_at.is_some() || self.if_exists == IfExists::Skip || !text::is_utf8() {
-            return Ok(None);
+    /// Stores the events. None: the id of the event exists, and it is skipped.
+    fn store(&self) -> Result<Option<StoredEvents>, UserError> {
+        if self.if_exists == IfExists::Skip || !text::is_utf8() {
+            return self.insert_events();
         }
-        let events = Table::open(self.statements.event_table);
-        let outbox = Table::open(self.statements.outbox_table);
-        let is_usual = events.is(&EVENT) && outbox.is(&MESSAGE) && events.may_insert() && outbox.may_insert();
-        let written = is_usual.then(|| {
-            let placed = (self.events.iter().enumerate())
-                .map(|(position, keyed)| self.write(&events, &outbox, keyed, self.receivers.at(position)));
-            placed.collect()
+        let table = Table::open(self.statements.event_table);
+        let is_usual = table.is(&EVENT) && table.may_insert();
+        let stored = is_usual.then(|| {
+            self.events
+                .iter()
+                .map(|(new, _)| self.write_event(&table, new))
+                .collect()
         });
-        outbox.close();
-        events.close();
-        written.transpose()
+        table.close();
+        match stored {
+            Some(stored) => Ok(Some(stored)),
+            None => self.insert_events(),
+        }
     }
 
-    fn write(
-        &self,
-        events: &Table,
-        outbox: &Table,
-        (new, key): &Keyed,
-        receivers: &[&str],
-    ) -> Result<(i64, Partition), UserError> {
-        let key = key.as_deref();
-        let seq = events.next_value();
-        let partition = self.partitioning.partition_of(key, seq)?;
-        let bytes = new.event.body_bytes();
+    /// Writes the row without a statement.
+    fn write_event(&self, table: &Table, new: &NewEvent) -> (i64, Option<Stored>) {
+        let (seq, bytes) = (table.next_value(), new.event.body_bytes());
         let mut row = [Value::Null; COLUMNS.len() + 2];
         row[0] = Value::Int8(seq);
         row[1..=COLUMNS.len()].copy_from_slice(&new.values());
         row[COLUMNS.len() + 1] = Value::Int4(bytes as i32);
-        let event_tid = events.insert(&row);
-        let expires_at = self.times.expires_at.map(i64::from);
-        let now = table::now();
+        let tid = table.insert(&row);
         let stored = (self.by_fast_path && fast_path::may_fit(bytes)).then(|| {
+            let now = table::now();
             let event = Event {
                 seq,
                 created_at: table::in_utc(now)?,
                 created_at_s: unix_seconds(now),
                 ..new.event.clone()
             };
-            let at = (self.statements.event_table, event_tid);
+            let at = (self.statements.event_table, tid);
             Some(Stored { event, at })
         });
-        let stored = stored.flatten();
+        (seq, stored.flatten())
+    }
+
+    /// Writes the messages of stored events.
+    fn enqueue(&self, stored: &StoredEvents, placed: &Placed, receivers: &Receivers) -> Result<(), UserError> {
+        if self.times.available_at.is_some() || !text::is_utf8() {
+            return self.insert_messages(stored, placed, receivers);
+        }
+        let table = Table::open(self.statements.outbox_table);
+        let is_usual = table.is(&MESSAGE) && table.may_insert();
+        if is_usual {
+            for (position, (seq, partition)) in placed.iter().enumerate() {
+                let ((_, key), (_, stored)) = (&self.events[position], &stored[position]);
+                self.write_messages(
+                    &table,
+                    (*seq, *partition),
+                    key.as_deref(),
+                    stored.as_ref(),
+                    receivers.at(position),
+                );
+            }
+            for (destination, count) in receivers.counts(placed.len()) {
+                effects::enqueued(destination, count as i64);
+            }
+            if let Some(time) = self.times.expires_at {
+                effects::expires_at(us_since_1970(time));
+            }
+        }
+        table.close();
+        match is_usual {
+            true => Ok(()),
+            false => self.insert_messages(stored, placed, receivers),
+        }
+    }
+
+    /// Writes the rows of an event without a statement.
+    fn write_messages(
+        &self,
+        table: &Table,
+        (seq, partition): (i64, Partition),
+        key: Option<&str>,
+        stored: Option<&Stored>,
+        receivers: &[&str],
+    ) {
+        let expires_at = self.times.expires_at.map(i64::from);
         let message = |destination| rows::message(seq, partition.as_i16(), destination, key, expires_at);
         let places = match receivers {
             [] => Vec::new(),
-            [destination] => vec![outbox.insert(&message(destination))],
+            [destination] => vec![table.insert(&message(destination))],
             receivers => {
                 let formed: Vec<_> = receivers
                     .iter()
-                    .map(|destination| outbox.form(&message(destination)))
+                    .map(|destination| table.form(&message(destination)))
                     .collect();
-                outbox.insert_all(&formed)
+                table.insert_all(&formed)
             }
         };
         for (destination, tid) in receivers.iter().zip(places) {
             let inserted = Inserted {
                 seq,
                 partition,
-                at: Some((self.statements.outbox_table, tid, since_1970(now))),
+                at: Some((self.statements.outbox_table, tid, since_1970(table::now()))),
             };
-            let handoff = stored
-                .as_ref()
-                .and_then(|stored| inserted.handoff(stored, destination, key.map(str::to_owned)));
+            let handoff = stored.and_then(|stored| inserted.handoff(stored, destination, key.map(str::to_owned)));
             effects::ready(destination, partition, seq, handoff);
         }
-        if let Some(time) = self.times.expires_at {
-            effects::expires_at(us_since_1970(time));
-        }
-        Ok((seq, partition))
     }
 
-    /// Writes the rows by statements, for tables to which a user has added anything.
-    fn run_statements(&self) -> Result<(Vec<i64>, Placed), UserError> {
-        let stored = match self.insert_events()? {
-            Some(stored) => stored,
-            None => {
-                // Another transaction has published the id meanwhile.
-                let found = self
-                    .events
-                    .first()
-                    .and_then(|(event, _)| find_id(self.statements, event));
-                let seq = found.map_or_else(|| Err(not_stored()), |found| seq_at(self.statements, found))?;
-                return Ok((vec![seq], Vec::new()));
-            }
-        };
-        let partitions = (stored.iter().zip(self.events))
-            .map(|((seq, _), (_, key))| Ok((*seq, self.partitioning.partition_of(key.as_deref(), *seq)?)));
-        let placed = partitions.collect::<Result<Placed, UserError>>()?;
+    /// Writes the messages by statements, for what [`enqueue`](Self::enqueue) cannot write.
+    fn insert_messages(&self, stored: &StoredEvents, placed: &Placed, receivers: &Receivers) -> Result<(), UserError> {
         let mut received: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-        for position in 0..stored.len() {
-            for destination in self.receivers.at(position) {
+        for position in 0..placed.len() {
+            for destination in receivers.at(position) {
                 received.entry(destination).or_default().push(position);
             }
         }
@@ -281,10 +308,10 @@ impl Publish<'_> {
             });
             insert_messages(self.statements, messages.collect(), destination, self.times)?;
         }
-        Ok((placed.iter().map(|(seq, _)| *seq).collect(), placed))
+        Ok(())
     }
 
-    /// None: the id of the event exists, and it is skipped.
+    /// Stores the events by a statement. None: the id of the event exists, and it is skipped.
     fn insert_events(&self) -> Result<Option<StoredEvents>, UserError> {
         Spi::connect_mut(|client| {
             let is_one = self.events.len() == 1;

@@ -16,7 +16,7 @@ pub struct Statements {
     /// Every transaction that enqueues locks it before it uses a table: so DROP EXTENSION waits for the transaction,
     /// without a deadlock.
     extension: u32,
-    /// Locked next, before any other table: outbox_configure() locks it first, too.
+    /// outbox_configure() and outbox_source_set() hold it against all others.
     pub settings: u32,
     pub schema: String,
     /// The owner of the tables. The function belongs to another role: see 90_privileges.sql.
@@ -108,10 +108,17 @@ pub fn statements(fcinfo: Call) -> &'static Statements {
 }
 
 impl Statements {
-    /// Keeps the extension from being dropped, and its partitions from being changed, before this transaction ends.
-    pub fn lock(&self) {
+    /// Locks all that a call writes, in the order that sql/src/10_tables.sql has. So nothing that is read afterwards changes
+    /// while it waits. It also keeps the extension from being dropped, and its partitions and its source from being changed,
+    /// before this transaction ends.
+    pub fn lock(&self, writes_waiting: bool) {
         xact::refuse_if_read_only();
         catalog::lock_extension_with(self.extension);
+        catalog::lock_to_write(self.event_table);
         catalog::lock_table(self.settings);
+        catalog::lock_to_write(self.outbox_table);
+        if writes_waiting {
+            catalog::lock_to_write(self.waiting_table);
+        }
     }
 }
