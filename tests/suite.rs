@@ -14,6 +14,7 @@ mod direct;
 mod docs;
 mod edges;
 mod encodings;
+mod ends;
 mod fast_path;
 mod faults;
 mod features;

@@ -11,6 +11,19 @@ pub fn my_proc_number() -> i32 {
     major::my_proc_number()
 }
 
+/// Whether the process with this number is the one with this id, and alive. Before version 17 its id stays
+/// after its end.
+pub fn is_process(proc_number: i32, pid: u32) -> bool {
+    // SAFETY: allProcs has allProcCount entries for the life of the server. Signal 0 only checks whether the process exists.
+    unsafe {
+        let all = &*pg_sys::ProcGlobal;
+        proc_number >= 0
+            && (proc_number as u32) < all.allProcCount
+            && std::ptr::read_volatile(&raw const (*all.allProcs.add(proc_number as usize)).pid) == pid as i32
+            && libc::kill(pid as i32, 0) == 0
+    }
+}
+
 /// Wakes the process with this number. Allowed in a commit callback: it neither allocates nor raises.
 pub fn set(proc_number: i32) {
     // SAFETY: allProcs has allProcCount entries for the life of the server, and SetLatch on any of them is harmless.

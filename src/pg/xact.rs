@@ -11,6 +11,12 @@ unsafe extern "C" {
     static max_prepared_xacts: std::ffi::c_int;
 }
 
+// Core's function itself, which cannot raise: each publish calls it, and the binding would save the state for an error.
+unsafe extern "C-unwind" {
+    #[allow(non_snake_case)] // core's name
+    fn IsInParallelMode() -> bool;
+}
+
 /// What became of the transaction, or of the savepoint with this number.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum End {
@@ -18,6 +24,7 @@ pub enum End {
     Committing,
     /// Committed and already visible. No allocation, log or error from here on.
     Committed,
+    /// Rolled back. A parallel worker ends like this in any case: the leader's transaction is not over.
     Aborted,
     /// About to be prepared; may still fail, and raise.
     Preparing,
@@ -70,6 +77,12 @@ pub fn commits_durably() -> bool {
 pub fn is_in_transaction() -> bool {
     // SAFETY: reads a static of the server.
     unsafe { pg_sys::IsTransactionState() }
+}
+
+/// Whether a parallel operation is in progress, in its leader or in a parallel worker.
+pub fn is_in_parallel_mode() -> bool {
+    // SAFETY: reads a static of the server.
+    unsafe { IsInParallelMode() }
 }
 
 /// Whether this server is a standby: no transaction of it writes.
@@ -142,10 +155,12 @@ unsafe extern "C-unwind" fn xact(event: pg_sys::XactEvent::Type, _arg: *mut c_vo
     match event {
         pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT => report_end(End::Committing),
         pg_sys::XactEvent::XACT_EVENT_COMMIT => report_end(End::Committed),
-        pg_sys::XactEvent::XACT_EVENT_ABORT => report_end(End::Aborted),
+        pg_sys::XactEvent::XACT_EVENT_ABORT
+        | pg_sys::XactEvent::XACT_EVENT_PARALLEL_COMMIT
+        | pg_sys::XactEvent::XACT_EVENT_PARALLEL_ABORT => report_end(End::Aborted),
         pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE => report_end(End::Preparing),
         pg_sys::XactEvent::XACT_EVENT_PREPARE => report_end(End::Prepared),
-        _ => {}
+        _ => {} // a parallel worker is about to commit
     }
 }
 

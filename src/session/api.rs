@@ -22,7 +22,7 @@ use crate::shared::databases;
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fast_path;
 use crate::shared::rewinds::RewindGroup;
-use crate::shared::{floors, launcher, statistics, transactions, workers};
+use crate::shared::{floors, launcher, lifecycle, sessions, statistics, transactions, workers};
 use crate::store::source::by_sql::Criteria;
 use crate::store::source::{PARTS, Source};
 use crate::store::standbys;
@@ -387,7 +387,6 @@ fn outbox_has_enqueued() -> bool {
 
 #[pg_extern(sql = false)]
 fn outbox_await_end(seen: Option<i64>, timeout_ms: Option<i32>) -> i64 {
-    effects::waiting();
     if seen == Some(i64::from(databases::ends())) {
         latch::wait(i64::from(timeout_ms.unwrap_or(1).max(1)));
         signals::check_for_interrupts();
@@ -562,10 +561,10 @@ fn outbox_request_recheck(destination: SqlText) -> bool {
 /// can answer.
 #[pg_extern(sql = false)]
 fn outbox_begin_request(read_limit: i64) -> Option<i64> {
-    effects::requesting();
     let Some(database) = databases::my_database() else {
         return Some(0);
     };
+    sessions::requests(catalog::my_database());
     let request_id = database.request.begin(read_limit)?;
     databases::wake_workers();
     Some(i64::from(request_id))
@@ -595,7 +594,7 @@ fn outbox_answers(request_id: i64, timeout_ms: i32) -> Vec<i64> {
 
 #[pg_extern(sql = false)]
 fn outbox_end_request() {
-    effects::end_request();
+    lifecycle::end_request();
 }
 
 #[pg_extern(sql = false)]

@@ -12,7 +12,7 @@ use crate::shared::databases::{self, DatabaseEntry};
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fast_path::Handoff;
 use crate::shared::rewinds::RewindGroup;
-use crate::shared::{floors, statistics, transactions, waiters};
+use crate::shared::{floors, launcher, lifecycle, sessions, statistics, transactions};
 use outbox_core::nested::{Absorb, Nested};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
@@ -68,12 +68,8 @@ struct Transaction {
     // The fields below apply however the transaction ends, and whatever savepoint was rolled back.
     /// Wake the workers: messages may have waited for the end of this transaction.
     wakes: bool,
-    /// Notify the launcher that databases may have changed, and let the workers that were sent away come back.
-    vacates: bool,
-    /// End the wait of this session for the end of a message.
-    waits: bool,
-    /// End the request of this session to the workers.
-    has_request: bool,
+    /// Notify the launcher that databases may have changed.
+    changes_databases: bool,
 }
 
 thread_local! {
@@ -86,6 +82,7 @@ pub fn init() {
 }
 
 fn record(body: impl FnOnce(&mut Effects)) {
+    sessions::begin_to_own();
     TRANSACTION.with_borrow_mut(|transaction| body(transaction.effects.of(xact::current_savepoint())));
 }
 
@@ -217,25 +214,9 @@ pub fn installed() {
     record(|effects| effects.installed = true);
 }
 
-/// This session waits for the end of a message: it is woken until its transaction is over.
-pub fn waiting() {
-    TRANSACTION.with_borrow_mut(|transaction| transaction.waits = true);
-}
-
-/// This session has a request to the workers, until its transaction is over at the latest.
-pub fn requesting() {
-    TRANSACTION.with_borrow_mut(|transaction| transaction.has_request = true);
-}
-
-/// The request of this session is over.
-pub fn end_request() {
-    TRANSACTION.with_borrow_mut(Transaction::end_request);
-}
-
-/// This transaction may change which databases there are, and may have sent workers away. However it ends, the workers
-/// may then come back, and the launcher is notified.
+/// This transaction may change which databases there are. However it ends, the launcher is notified.
 pub fn databases_change() {
-    TRANSACTION.with_borrow_mut(|transaction| transaction.vacates = true);
+    TRANSACTION.with_borrow_mut(|transaction| transaction.changes_databases = true);
 }
 
 // ---- how savepoints end ---------------------------------------------------------------------------------------------
@@ -375,17 +356,13 @@ impl Transaction {
     /// The transaction is over, however it ended: messages may have waited for its end.
     fn leave(&mut self) {
         nesting::transaction_over();
-        transactions::leave();
+        lifecycle::transaction_ends();
         if std::mem::take(&mut self.wakes) {
             databases::wake_workers();
         }
-        if std::mem::take(&mut self.vacates) {
-            databases::end_vacancies();
+        if std::mem::take(&mut self.changes_databases) {
+            launcher::notify();
         }
-        if std::mem::take(&mut self.waits) {
-            waiters::stop();
-        }
-        self.end_request();
         fast_path::take_back(&mut self.effects.whole().handoffs); // it did not commit
         self.effects.clear();
         self.pending.clear();
@@ -399,19 +376,9 @@ impl Transaction {
                 *self.pending.entry(number).or_default() -= by;
             }
         }
-        self.end_request(); // the statement with the request has failed
-        if self.vacates {
-            databases::end_vacancies(); // the statement may have failed; if not, core's lock still keeps the workers out
-        }
-    }
-
-    fn end_request(&mut self) {
-        if std::mem::take(&mut self.has_request)
-            && let Some(database) = databases::my_database()
-        {
-            database.request.end();
-            databases::wake_workers();
-        }
+        // The statement with a request has failed. One that needs a database for itself may have; if not, core's lock still
+        // keeps the workers out.
+        lifecycle::savepoint_aborted();
     }
 }
 

@@ -9,7 +9,7 @@ use crate::pg::clock::now_us;
 use crate::pg::{bgworker, catalog, latch, security, signals, txn};
 use crate::shared::rewinds::RewindGroup;
 use crate::shared::statistics::{self, DestinationStats};
-use crate::shared::{MAX_WORKERS, databases, launcher, lifecycle, transactions, workers};
+use crate::shared::{MAX_WORKERS, databases, launcher, lifecycle, sessions, transactions, workers};
 use crate::store::standbys;
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
@@ -91,7 +91,7 @@ fn join(label: &str) -> Result<Me, UserError> {
         ));
     };
     // After it took the entry, as a worker in the server does: one of the two sees the other.
-    if databases::is_vacated(catalog::my_database()) {
+    if sessions::is_vacated(catalog::my_database()) {
         lifecycle::leave_from_outside();
         return Err(not_yet("a statement in this database waits for its workers to leave"));
     }
@@ -245,9 +245,9 @@ fn outbox_work_wait(seen: Integers, timeout_ms: i32, in_flight: i32, leases_chan
             database.schedules.read(),
         ];
         let numbers = changes.into_iter().map(i64::from);
-        let leaves = match databases::is_vacated(here) {
+        let leaves = match sessions::is_vacated(here) {
             false => 0,
-            true => 2 - i64::from(databases::is_vacated_immediately(here)),
+            true => 2 - i64::from(sessions::is_vacated_immediately(here)),
         };
         numbers.chain([leaves]).collect::<Vec<i64>>()
     };

@@ -6,11 +6,10 @@
 
 use crate::config;
 use crate::error::{UserError, warning};
-use crate::pg::clock::now_us;
 use crate::pg::utility::{self, DatabaseChange, DatabaseStatement, ServerStatement, UtilityStatement};
 use crate::pg::{catalog, latch, signals};
 use crate::session::effects;
-use crate::shared::{databases, launcher, workers};
+use crate::shared::{launcher, sessions, workers};
 use outbox_core::written;
 use outbox_transport::target;
 use pgrx::PgSqlErrorCode;
@@ -61,9 +60,8 @@ fn before_database(statement: &DatabaseStatement) {
 /// after a few seconds.
 pub fn send_workers_away(database: u32, in_order: bool) -> bool {
     effects::databases_change();
-    if !databases::vacate(database, in_order, now_us()) {
-        return !workers::has_workers(database);
-    }
+    sessions::vacate(database, in_order);
+    launcher::notify();
     let deadline = Instant::now() + if in_order { PATIENCE_IN_ORDER } else { PATIENCE };
     while workers::has_workers(database) && Instant::now() < deadline {
         if !launcher::is_there() {

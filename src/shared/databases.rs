@@ -1,5 +1,5 @@
-//! The entry of one database in shared memory: why its workers are woken, from where its lanes are read again, which
-//! sessions need the database for themselves, and the counters that views show. All processes run this code.
+//! The entry of one database in shared memory: why its workers are woken, from where its lanes are read again, and the
+//! counters that views show. All processes run this code.
 
 use super::fields::{EventCount, Flag, OptionalI64, RowCount};
 use super::floors::ViewFloors;
@@ -7,13 +7,12 @@ use super::maintenance::MaintenanceState;
 use super::requests::RequestSlot;
 use super::rewinds::{LaneRewinds, Rewind, RewindGroup};
 use super::workers::{self, WorkerEntry};
-use super::{MAX_DATABASES, launcher, waiters};
+use super::{MAX_DATABASES, free_but, launcher, sessions};
 use crate::pg::catalog;
 use crate::pg::shmem::{Shareable, SharedStruct, SpinLock};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
 use outbox_core::throughput::{LastMinute, Throughput};
-use std::cell::RefCell;
 use std::sync::atomic::{
     AtomicI64, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
@@ -21,8 +20,7 @@ use std::sync::atomic::{
 
 #[repr(C)]
 pub struct DatabaseEntry {
-    /// The OID of the database; 0 = the entry is free. Written under the lock, by the launcher, or by a session that
-    /// needs the database for itself; read by all processes.
+    /// The OID of the database; 0 = the entry is free. Written by the launcher, under the lock; read by all processes.
     oid: AtomicU32,
     /// Why the launcher runs no worker here; see `Obstacle`. Written by the launcher, and reset by a session that
     /// installs the extension; read by outbox_health.
@@ -30,9 +28,6 @@ pub struct DatabaseEntry {
     /// Whether the extension exists: 0 = not known, 1 = yes, 2 = no. Written by the worker that checked; read by the
     /// launcher.
     extension: AtomicU32,
-    /// The sessions that need the database for themselves, and those of them that do not wait until what is in flight
-    /// is finished. Written by these sessions; read by the launcher and by workers.
-    vacated: [AtomicU32; 2],
     /// A message was scheduled. Written at COMMIT; read by workers.
     pub schedules: EventCount,
     /// Waiting messages may have been unblocked: an operator changed them, or they expired. Written at COMMIT and by
@@ -100,11 +95,6 @@ unsafe impl Shareable for Databases {}
 
 pub(super) static AREA: SharedStruct<Databases> = SharedStruct::new(c"outbox databases");
 
-thread_local! {
-    /// The databases that this session needs for itself, and whether it can wait; see `vacate`.
-    static VACATED: RefCell<Vec<(u32, bool)>> = const { RefCell::new(Vec::new()) };
-}
-
 /// Why a database has no worker.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Obstacle {
@@ -126,7 +116,10 @@ pub enum Obstacle {
 /// Wakes the workers of this database, or the launcher if there are none. Called in the commit callback, so it neither
 /// allocates nor raises an error.
 pub fn wake_workers() {
-    let oid = catalog::my_database();
+    wake_workers_of(catalog::my_database());
+}
+
+pub(super) fn wake_workers_of(oid: u32) {
     if let Some(database) = database(oid) {
         database.calls.advance();
         // One wakeup is enough: the launcher then knows that this database waits.
@@ -160,61 +153,12 @@ pub fn extension_came() {
     launcher::notify();
 }
 
-/// Registers this process to be woken when messages of its database end, until `waiters::stop`. Returns the number of
+/// Registers this process to be woken when messages of its database end, until its transaction ends. Returns the number of
 /// such events so far. A session misses none if it calls this, then checks, and then waits only while the number is the
 /// same.
 pub fn ends() -> u32 {
-    waiters::wait_in(catalog::my_database());
+    sessions::wait_in(catalog::my_database());
     my_database().map_or(0, |database| database.ends.read())
-}
-
-// ---- a statement that needs the database for itself -----------------------------------------------------------------
-//
-// A worker takes its entry and then checks whether the database is vacated. A session vacates the database and then
-// checks for workers. All accesses are sequentially consistent, so at least one of the two sees the other.
-
-/// From here until `end_vacancies`, the launcher lets the workers of this database end and starts none, and each worker
-/// that ends wakes this session. With `in_order` the launcher asks them to leave, and sends no signal. Returns false if
-/// the database has no entry, and so no workers.
-pub fn vacate(oid: u32, in_order: bool, now_us: i64) -> bool {
-    // The entry cannot be freed between these steps: the launcher frees none that is vacated.
-    let Some(databases) = AREA.get() else { return false };
-    let vacated = databases.lock.with(|| {
-        let vacated = &databases.entry(oid, now_us)?.vacated;
-        vacated[0].fetch_add(1, SeqCst);
-        vacated[1].fetch_add(u32::from(!in_order), SeqCst);
-        Some(())
-    });
-    if vacated.is_some() {
-        VACATED.with_borrow_mut(|vacated| vacated.push((oid, in_order)));
-        waiters::wait_in(oid);
-        launcher::notify();
-    }
-    vacated.is_some()
-}
-
-/// Lets the workers of all databases that this session has vacated come back. Called at the end of a transaction, so it
-/// neither allocates nor raises an error.
-pub fn end_vacancies() {
-    VACATED.with_borrow_mut(|vacated| {
-        for (oid, in_order) in vacated.drain(..) {
-            if let Some(database) = database(oid) {
-                database.vacated[1].fetch_sub(u32::from(!in_order), SeqCst);
-                database.vacated[0].fetch_sub(1, SeqCst);
-            }
-        }
-    });
-    waiters::stop();
-    launcher::notify();
-}
-
-pub fn is_vacated(oid: u32) -> bool {
-    database(oid).is_some_and(|database| database.vacated[0].load(SeqCst) > 0)
-}
-
-/// Whether a session waits for the workers to end and does not give them the time to finish what is in flight.
-pub fn is_vacated_immediately(oid: u32) -> bool {
-    database(oid).is_some_and(|database| database.vacated[1].load(SeqCst) > 0)
 }
 
 // ---- entries and counters -------------------------------------------------------------------------------------------
@@ -240,17 +184,12 @@ impl Databases {
     }
 }
 
-/// Frees the entries of databases that no longer exist, unless a session has vacated one and will count it down again.
-/// Called only by the launcher.
+/// Frees the entries of databases that no longer exist. Called only by the launcher.
 pub fn forget_but(alive: &[u32]) {
-    let Some(databases) = AREA.get() else { return };
-    databases.lock.with(|| {
-        for database in &databases.entries {
-            if !alive.contains(&database.oid.load(Relaxed)) && database.vacated[0].load(SeqCst) == 0 {
-                database.oid.store(0, SeqCst);
-            }
-        }
-    });
+    if let Some(databases) = AREA.get() {
+        let oids = databases.entries.iter().map(|entry| &entry.oid);
+        free_but(&databases.lock, oids, alive);
+    }
 }
 
 /// Makes all lanes of a database be read again from this seq, because messages with this seq and higher ones may be
@@ -322,7 +261,7 @@ impl DatabaseEntry {
     pub fn ended(&self) {
         self.moves.advance();
         self.ends.advance();
-        waiters::wake(self.oid.load(Relaxed));
+        sessions::wake(self.oid.load(Relaxed));
     }
 
     /// Requests an immediate maintenance run: its settings changed, or the messages of a destination are not counted yet.

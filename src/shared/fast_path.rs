@@ -89,6 +89,8 @@ struct FastSlot {
     /// The state in the lower 8 bits. The bits above hold a number that grows each time the slot is freed, so that no
     /// process mistakes the next message for the one it saw.
     state: AtomicU64,
+    /// The process number + 1 of the session that has the slot; 0 = it is free, or committed.
+    session: AtomicU32,
     database: AtomicU32,
     /// The worker that owned the lane when the slot was filled: the index + 1 of its entry.
     owner: AtomicU32,
@@ -167,6 +169,7 @@ pub fn free(slot_id: SlotId) {
     let (Some(area), Some(slot)) = (area(), slot(slot_id)) else {
         return;
     };
+    slot.session.store(0, SeqCst);
     let word = slot.state.load(SeqCst);
     slot.state
         .store(((word >> STATE_BITS) + 1) << STATE_BITS | FREE, SeqCst);
@@ -206,6 +209,7 @@ pub fn copy_to_slot(handoff: &Handoff) -> Option<SlotId> {
     let RowId { block, line } = handoff.row.row_id();
     let slot_id = reserve()?;
     let slot = slot(slot_id)?;
+    slot.session.store(latch::my_proc_number() as u32 + 1, SeqCst);
     slot.database.store(catalog::my_database(), Relaxed);
     slot.owner.store(owner, Relaxed);
     slot.destination.store(handoff.destination, Relaxed);
@@ -248,6 +252,7 @@ fn reserve() -> Option<SlotId> {
 /// nor raises an error.
 pub fn ready(slot_id: SlotId, group: RewindGroup, partition: Partition) -> bool {
     let Some(slot) = slot(slot_id) else { return false };
+    slot.session.store(0, SeqCst); // from READY on, other processes may free it
     let Some(word) = slot.is_in(FILLED).filter(|word| slot.go(*word, READY)) else {
         free(slot_id); // revoked
         return false;
@@ -262,6 +267,15 @@ pub fn ready(slot_id: SlotId, group: RewindGroup, partition: Partition) -> bool 
         free(slot_id);
     }
     !is_back
+}
+
+/// Frees the slots of the session with this process number, which has ended without the end of its transaction. Neither
+/// allocates nor raises an error.
+pub(super) fn session_ends(proc_number: i32) {
+    for (slot_id, slot) in used().filter(|(_, slot)| slot.session.load(SeqCst) == proc_number as u32 + 1) {
+        withdraw(slot_id, slot);
+        free(slot_id);
+    }
 }
 
 // ---- a worker -------------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 //! processes run this code.
 
 use super::fields::EventCount;
+use crate::pg::latch;
 use crate::pg::shmem::{Shareable, SharedStruct};
-use crate::pg::{bgworker, latch};
 use std::sync::LazyLock;
 use std::sync::atomic::{
     AtomicI32, AtomicU32,
@@ -46,13 +46,13 @@ pub fn is_preloaded() -> bool {
 
 // ---- the launcher ---------------------------------------------------------------------------------------------------
 
-pub fn starts() {
+pub(super) fn starts() {
     state().proc_number.store(latch::my_proc_number() + 1, SeqCst);
-    bgworker::on_exit(ends);
 }
 
-unsafe extern "C-unwind" fn ends(_code: i32, _arg: pgrx::pg_sys::Datum) {
-    state().proc_number.store(0, SeqCst);
+/// The launcher has ended, if it had this process number.
+pub(super) fn ends(proc_number: i32) {
+    _ = (state().proc_number).compare_exchange(proc_number + 1, 0, SeqCst, SeqCst);
 }
 
 /// The number of notifications so far. The launcher rescans the databases when it has grown.

@@ -11,15 +11,15 @@
 //! | – `maintenance` | | what one maintenance run leaves to the next | maintenance, sessions | launcher, maintenance |
 //! | `workers` | worker or maintenance process | where it runs, under which number, its answer to a request | workers | all |
 //! | – `passes` | | its last passes | workers | sessions |
-//! | `waiters` | session | the database for which it waits | sessions | workers, sessions |
+//! | `sessions` | process | the database for which it waits, or that it needs for itself | sessions | all |
 //! | `transactions` | open transaction | the keys that it has enqueued | sessions | workers |
 //! | `fast_path` | message on its way from a session to a worker | the message | sessions, workers | workers |
 //! | `statistics` | destination | what it did, and what waits for it | workers, sessions, maintenance | sessions |
 //! | `error_groups` | cause of recent failures | their number and times | workers, sessions, maintenance | sessions |
 //! | `floors` | lane in which a message waited | where views begin to search it | sessions | sessions |
 //!
-//! `fields` has the kinds of fields. `lifecycle` lists the areas, and cleans up after workers and databases; no other
-//! file here names it.
+//! `fields` has the kinds of fields. `lifecycle` lists the areas, and says whose end frees an entry; no other file here
+//! names it.
 
 pub mod databases;
 pub mod error_groups;
@@ -32,9 +32,9 @@ pub mod maintenance;
 pub mod passes;
 pub mod requests;
 pub mod rewinds;
+pub mod sessions;
 pub mod statistics;
 pub mod transactions;
-pub mod waiters;
 pub mod workers;
 
 use crate::pg::shmem::SpinLock;

@@ -115,11 +115,11 @@ impl RequestSlot {
         Some(request_id)
     }
 
-    /// Ends the request of this session. Neither allocates nor raises an error.
-    pub fn end(&self) {
-        let me = latch::my_proc_number() + 1;
-        for mine in [me, -me] {
-            _ = self.requester.compare_exchange(mine, 0, SeqCst, SeqCst);
+    /// Ends the request of the session with this process number. Neither allocates nor raises an error.
+    pub(super) fn end(&self, proc_number: i32) {
+        let requester = proc_number + 1;
+        for its in [requester, -requester] {
+            _ = self.requester.compare_exchange(its, 0, SeqCst, SeqCst);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The transactions that have enqueued messages and are still open, in shared memory. A worker reads them before each
 //! claim. So a later message of a key never overtakes one of a transaction that commits late. A session writes its own
-//! entry. A prepared transaction has no session any more, so the first process that sees it finished frees its entry.
+//! entry, and frees it when the transaction ends, or the process. A prepared transaction has no session any more, so the
+//! first process that sees it finished frees its entry.
 //!
 //! A session announces a key before it draws a seq for it. It registers the message's partition once it has inserted
 //! the message. It frees its entry after COMMIT, when its rows are visible and `lanes` knows the seq to rewind to.
@@ -9,7 +10,7 @@
 use crate::pg::clock::now_us;
 use crate::pg::shmem::{Shareable, SharedSlice};
 use crate::pg::{bgworker, catalog, latch, xact};
-use crate::shared::databases;
+use crate::shared::{databases, sessions};
 use outbox_core::open_transactions::{FILTER_WORDS, OpenTransaction, filter_bit, lane_crc};
 use outbox_core::partition::Partition;
 use std::cell::Cell;
@@ -68,6 +69,7 @@ pub struct Announced(());
 
 /// Announces that this transaction is about to enqueue messages with these keys. Call it before drawing their seqs.
 pub fn announce(key_crcs: impl IntoIterator<Item = Option<u32>>) -> Announced {
+    sessions::begin_to_own();
     UNPLACED.set(UNPLACED.get() + 1);
     register(key_crcs.into_iter().flatten());
     Announced(())
@@ -124,6 +126,18 @@ pub fn leave() {
         && let Some(entry) = mine()
     {
         entry.free();
+    }
+}
+
+/// Frees the entry with this process number, whose process has ended without the end of its transaction. It neither
+/// allocates nor raises an error.
+pub(super) fn process_ends(number: i32) {
+    let entry = usize::try_from(number).ok().and_then(|number| AREA.get().get(number));
+    if let Some((entry, tenant)) = entry.map(|entry| (entry, entry.tenant.load(SeqCst)))
+        && is_occupied(tenant)
+    {
+        entry.end(tenant);
+        databases::wake_workers_of(database_of(tenant)); // messages may have waited for it
     }
 }
 
@@ -189,10 +203,13 @@ pub fn adopt(found: &[(u32, i64)]) {
 }
 
 /// Four values for each open transaction, for outbox_open_transactions(): pid or 0, xid or 0, since when in µs since
-/// 1970, and the lowest seq.
+/// 1970, and the lowest seq. A process that is no longer there is left out, for a remedy names its id.
 pub fn flat() -> Vec<i64> {
-    (AREA.get().iter())
-        .filter_map(TransactionEntry::read)
+    reap();
+    (AREA.get().iter().enumerate())
+        .filter_map(|(number, entry)| Some((number, entry.read()?)))
+        .filter(|(number, ((pid, ..), _))| *pid == 0 || latch::is_process(*number as i32, *pid))
+        .map(|(_, open)| open)
         .flat_map(|((pid, xid, since_us), open)| [i64::from(pid), i64::from(xid), since_us, open.low])
         .collect()
 }
@@ -237,18 +254,22 @@ impl TransactionEntry {
     /// Frees the entry of a prepared transaction that is over, of any database.
     fn reap(&self) {
         let tenant = self.tenant.load(SeqCst);
-        let database = database_of(tenant);
-        if database == 0 || database == RESERVED || xact::is_in_progress(self.xid.load(SeqCst)) {
-            return;
+        if is_occupied(tenant) && !xact::is_in_progress(self.xid.load(SeqCst)) {
+            self.end(tenant);
         }
+    }
+
+    /// Frees the entry of a transaction that is over, unless another process has done it. The session has not recorded
+    /// what it enqueued, so its messages are searched for.
+    fn end(&self, tenant: u64) {
         // Two processes may see the end at the same time: each rewinds before either frees the entry.
-        databases::rewind_all(database, self.low.load(SeqCst));
+        databases::rewind_all(database_of(tenant), self.low.load(SeqCst));
         if self.replace(tenant, emptying(tenant)) {
             self.empty(tenant);
         }
     }
 
-    /// Frees the entry of this session.
+    /// Frees the entry of this session, which has recorded what it enqueued.
     fn free(&self) {
         let tenant = self.tenant.load(SeqCst);
         self.tenant.store(emptying(tenant), SeqCst);
@@ -267,6 +288,10 @@ impl TransactionEntry {
 
 fn database_of(tenant: u64) -> u32 {
     tenant as u32
+}
+
+fn is_occupied(tenant: u64) -> bool {
+    ![0, RESERVED].contains(&database_of(tenant))
 }
 
 /// The next generation, reserved: a reader must not mistake a half-emptied entry for a complete one.

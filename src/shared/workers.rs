@@ -145,12 +145,10 @@ pub(super) fn take(database: u32, number: u32) -> Result<&'static WorkerEntry, N
     })
 }
 
-/// The entries of this process.
-pub(super) fn mine() -> impl Iterator<Item = &'static WorkerEntry> {
-    let me = latch::my_proc_number() + 1;
-    all()
-        .iter()
-        .filter(move |worker| worker.proc_number.load(Relaxed) == me)
+/// The entries of the process with this number.
+pub(super) fn of_process(proc_number: i32) -> impl Iterator<Item = &'static WorkerEntry> {
+    let is_its = move |worker: &&WorkerEntry| worker.proc_number.load(Relaxed) == proc_number + 1;
+    all().iter().filter(is_its)
 }
 
 impl WorkerEntry {

@@ -1,7 +1,7 @@
 //! The launcher: one process of the server, connected to no database. It starts the workers of every database that has
 //! the extension, and starts them again when they end. The launcher cannot look into a database, so it starts a worker
 //! to check. A worker that finds no extension records this in shared memory and ends. The launcher leaves a database
-//! alone that a statement needs for itself, until it is notified (`databases::vacate`). Workers outlive the launcher
+//! alone that a statement needs for itself, until it is notified (`sessions::vacate`). Workers outlive the launcher
 //! that started them: the next launcher finds them by their entries in shared memory.
 //!
 //! If there are fewer worker slots than databases, the databases are served in turn. crates/core makes the plan
@@ -16,7 +16,7 @@ use crate::pg::txn::{self, Durability};
 use crate::pg::{latch, signals};
 use crate::shared::databases::{self, Obstacle};
 use crate::shared::workers::{self, MAINTENANCE, MAX_MAINTENANCE};
-use crate::shared::{MAX_DATABASES, MAX_WORKERS, launcher, lifecycle};
+use crate::shared::{MAX_DATABASES, MAX_WORKERS, launcher, lifecycle, sessions};
 use outbox_core::slot_schedule::{self, SlotPlan};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -70,7 +70,7 @@ fn pack(database: u32, number: u32) -> u64 {
 pub fn main() {
     signals::install();
     bgworker::connect_to_shared_catalogs();
-    launcher::starts();
+    lifecycle::launcher_starts();
     let mut launcher = Launcher {
         databases: BTreeMap::new(),
         slots: u32::MAX,
@@ -382,7 +382,7 @@ impl Launcher {
             served.gone = !oids.contains(oid);
             !served.gone || served.maintenance.running.is_some() || served.running() > 0
         });
-        lifecycle::forget_databases_but(&oids);
+        lifecycle::sweep(&oids);
         let mut without_entry = Vec::new();
         for database in found {
             if databases::add_database(database.oid, now_us()).is_none() {
@@ -418,7 +418,7 @@ impl Served {
         now: Instant,
         now_ms: u64,
     ) -> Duration {
-        let entry = match self.gone || databases::is_vacated(oid) {
+        let entry = match self.gone || sessions::is_vacated(oid) {
             true => None,
             false => databases::add_database(oid, now_us()),
         };
@@ -440,7 +440,7 @@ impl Served {
             Some(entry) if !entry.has_extension() => settings.workers.min(1),
             Some(_) => settings.workers,
         };
-        let in_order = databases::is_vacated(oid) && !databases::is_vacated_immediately(oid);
+        let in_order = sessions::is_vacated(oid) && !sessions::is_vacated_immediately(oid);
         for (number, worker) in self.workers.iter_mut().enumerate().skip(self.wanted as usize) {
             if let Some(running) = &mut worker.running {
                 running.leaves.get_or_insert(now);
@@ -473,7 +473,7 @@ impl Served {
         now: Instant,
         now_ms: u64,
     ) -> Duration {
-        let entry = databases::database(oid).filter(|_| !self.gone && !databases::is_vacated(oid));
+        let entry = databases::database(oid).filter(|_| !self.gone && !sessions::is_vacated(oid));
         if let Some(ended) = self
             .maintenance
             .running

@@ -11,7 +11,7 @@ use crate::pg::latch::WaitSet;
 use crate::pg::txn::{self, Durability};
 use crate::pg::{catalog, signals, text};
 use crate::shared::workers::{self, NoEntry, id_of};
-use crate::shared::{databases, launcher, lifecycle, transactions};
+use crate::shared::{databases, launcher, lifecycle, sessions, transactions};
 use outbox_core::engine::Sharing;
 use outbox_core::session;
 use outbox_transport::{Waker, give_way};
@@ -78,7 +78,7 @@ pub fn enter(database: u32, number: u32) -> &'static workers::WorkerEntry {
         }
         Err(NoEntry::Full) => signals::exit(0), // the launcher logs this
     };
-    if databases::is_vacated(database) {
+    if sessions::is_vacated(database) {
         signals::exit(0);
     }
     bgworker::connect(database.into(), launcher::worker_role().into());

@@ -6,6 +6,7 @@ use crate::pg::spi::{Spi, SpiResult};
 use crate::pg::table::{self, Row};
 use crate::pg::trigger::Call;
 use crate::pg::{catalog, guc, security};
+use crate::shared::sessions;
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::session::TEXTS;
 use pgrx::PgSqlErrorCode;
@@ -102,6 +103,7 @@ pub fn configure(
     leasing: Option<bool>,
     partitioner: Option<&str>,
 ) -> Result<(), UserError> {
+    sessions::begin_to_own();
     let statements = statements(fcinfo);
     let sql = "select outbox_internal.configure_for($1::pg_catalog.oid, $2, $3, $4)";
     let args = [

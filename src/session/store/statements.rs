@@ -4,6 +4,7 @@ use crate::error::{UserError, internal};
 use crate::pg::spi::{OwnedPreparedStatement, SpiResult};
 use crate::pg::trigger::Call;
 use crate::pg::{catalog, xact};
+use crate::shared::sessions;
 use crate::store::source::Source;
 use crate::store::subscriptions::Subscribed;
 use pgrx::spi::quote_identifier;
@@ -113,6 +114,7 @@ impl Statements {
     /// before this transaction ends.
     pub fn lock(&self, writes_waiting: bool) {
         xact::refuse_if_read_only();
+        sessions::begin_to_own(); // here, as its error says what to do, and that of the next statement does not
         catalog::lock_extension_with(self.extension);
         catalog::lock_to_write(self.event_table);
         catalog::lock_table(self.settings);
