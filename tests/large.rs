@@ -282,6 +282,27 @@ fn a_fetch_of_a_relay_returns_a_bounded_number_of_source_events() {
     assert_no_temporary_file(&cluster);
 }
 
+/// A reader that decides by the size of the rows so far how many it reads next has read all large ones at once.
+#[test]
+fn events_of_a_source_are_read_up_to_a_limit_of_bytes_however_small_the_first_ones_are() {
+    let cluster = cluster(&[]);
+    set_source(&cluster);
+    cluster.exec(
+        DB,
+        &format!(
+            "insert into event (body) select '{{}}' from generate_series(1, 30);
+             insert into event (body) select {BODY} from generate_series(1, 30)"
+        ),
+    );
+    let read = "select count(*) from unnest(outbox_internal.source_events(array(select generate_series(1, 60)::bigint), 2000000)) t
+                where length(t) > 900000";
+    let large: i64 = cluster.query_one(DB, read);
+    assert!(
+        (1..=3).contains(&large),
+        "{large} events of 1 MB where 2 MB was the limit"
+    );
+}
+
 #[test]
 fn a_fetch_of_a_relay_takes_no_more_memory_for_events_that_grow_as_jsonb() {
     let cluster = cluster(&["shared_buffers = '16MB'"]);

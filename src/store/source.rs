@@ -30,9 +30,6 @@ const READ_MS: i32 = 2_000;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a worker keeps the result that the source is unreadable.
 const TRY_AGAIN_AFTER: Duration = Duration::from_millis(400);
-/// The number of rows of one fetch, so that their bodies fit into memory, if they are of similar size.
-const FETCH_BYTES: usize = 1 << 20;
-const FETCH_ROWS: usize = 25;
 
 /// The settings for a statement over the source, beside [`TEXTS`]: the plan is made once and uses the index.
 const SETTINGS: [Setting; 9] = [
@@ -230,27 +227,21 @@ impl Source {
             Ok(cursor.detach_into_name())
         })
         .map_err(internal)?;
-        let (mut bytes, mut largest, mut wanted) = (0, 1, 1);
+        let mut bytes = 0;
         let is_all = loop {
-            // In a separate SPI session, whose end frees the rows.
+            // Row by row, as no row tells how large the next one is. In a separate SPI session, whose end frees it.
             let fetched = Spi::connect_mut(|client| {
-                let events = |rows: SpiTupleTable| rows.map(|row| event_of(&row)).collect::<SpiResult<Vec<_>>>();
-                statement::fetch(client, &cursor, wanted, events)
-            })
-            .map_err(internal)?;
-            let came = fetched.len();
-            for (_, event) in &fetched {
-                let size = event.as_ref().map_or(0, Event::body_bytes);
-                (bytes, largest) = (bytes + size, largest.max(size));
-            }
-            rows.extend(fetched);
-            if came < wanted {
+                let event = |mut rows: SpiTupleTable| rows.next().map(|row| event_of(&row)).transpose();
+                statement::fetch(client, &cursor, 1, event)
+            });
+            let Some((seq, event)) = fetched.map_err(internal)? else {
                 break true;
-            }
+            };
+            bytes += event.as_ref().map_or(0, Event::body_bytes);
+            rows.push((seq, event));
             if bytes >= bytes_max {
                 break false;
             }
-            wanted = (FETCH_BYTES / largest).clamp(1, FETCH_ROWS);
         };
         Spi::connect_mut(|client| statement::close(client, &cursor)).map_err(internal)?;
         Ok(is_all)
