@@ -70,7 +70,8 @@ impl Prepared {
 }
 
 thread_local! {
-    /// By the function that was called: after DROP and CREATE EXTENSION it has another OID.
+    /// By the function that was called: after DROP and CREATE EXTENSION it has another OID. All functions of an extension
+    /// share one, so that a session plans a statement once.
     static STATEMENTS: RefCell<HashMap<u32, &'static Statements>> = RefCell::new(HashMap::new());
 }
 
@@ -78,9 +79,13 @@ thread_local! {
 pub fn statements(fcinfo: Call) -> &'static Statements {
     let function = catalog::called_function(fcinfo);
     STATEMENTS.with_borrow_mut(|known| {
+        if let Some(statements) = known.get(&function) {
+            return *statements;
+        }
+        // Not the schema of the function, which may be outbox_internal.
+        let extension = catalog::extension(c"outbox");
+        known.retain(|_, statements| statements.extension == extension.oid);
         let make = || {
-            // Not the schema of the function, which may be outbox_internal.
-            let extension = catalog::extension(c"outbox");
             let table = |name| catalog::table_in(extension.schema, name);
             let settings = table(c"outbox_settings");
             &*Box::leak(Box::new(Statements {
@@ -104,7 +109,10 @@ pub fn statements(fcinfo: Call) -> &'static Statements {
                 insert_messages: Default::default(),
             }))
         };
-        *known.entry(function).or_insert_with(make)
+        let shared = known.values().next().copied();
+        let statements = shared.unwrap_or_else(make);
+        known.insert(function, statements);
+        statements
     })
 }
 
