@@ -4590,6 +4590,44 @@ comment on view outbox_internal.connection_problems is
   'Destinations that are not connected: why, and the command that ends it. Of a refusal of RabbitMQ the worker reports'
   ' the command.';
 
+-- Found by their dependency, as pg_trigger has no index by function. tgtype: 2 = BEFORE, 4 + 8 + 16 = all writes of a row.
+create view outbox_internal.trigger_problems as
+with ours as materialized (
+  select t.tgrelid, t.tgname, t.tgenabled, t.tgtype, f.proname = 'outbox_captured' as captures,
+         convert_from(substr(t.tgargs, 1, octet_length(t.tgargs) - 1), getdatabaseencoding()) as settings,
+         format('%I.%I', n.nspname, c.relname) as place
+  from pg_extension x
+  join pg_depend m on m.refclassid = 'pg_extension'::regclass and m.refobjid = x.oid and m.classid = 'pg_proc'::regclass
+  join pg_proc f on f.oid = m.objid and f.proname in ('outbox_captured', 'outbox_attached')
+  join pg_depend d on d.refclassid = 'pg_proc'::regclass and d.refobjid = f.oid and d.classid = 'pg_trigger'::regclass
+  join pg_trigger t on t.oid = d.objid and t.tgnargs = 1
+  join pg_class c on c.oid = t.tgrelid join pg_namespace n on n.oid = c.relnamespace
+  where x.extname = 'outbox'
+)
+select t.tgrelid,
+       format('trigger %s of table %s %s: its rows are written without events',
+              string_agg(quote_ident(t.tgname), ', ' order by t.tgname), t.place,
+              case when bool_or(t.tgenabled = 'D') then 'is disabled' else 'fires in replication only' end) as problem,
+       format('ALTER TABLE %s %s', t.place,
+              string_agg(format('ENABLE TRIGGER %I', t.tgname), ', ' order by t.tgname)) as remedy
+from ours t where t.tgenabled in ('D', 'R') group by t.tgrelid, t.place
+union all
+select t.tgrelid,
+       format('table %s has lost a trigger of outbox_capture: %s makes no event', t.place,
+              concat_ws(', ', case when t.covered & 4 = 0 then 'INSERT' end, case when t.covered & 16 = 0 then 'UPDATE' end,
+                        case when t.covered & 8 = 0 then 'DELETE' end)),
+       format('select outbox_capture(%L%s)', t.place,
+              (select string_agg(format(', %s => %L', s.key, case jsonb_typeof(s.value)
+                        when 'array' then array(select jsonb_array_elements_text(s.value))::text
+                        else s.value #>> '{}' end), '' order by s.key)
+               from jsonb_each(t.settings::jsonb) s))
+from (select o.tgrelid, o.place, min(o.settings) as settings, bit_or(o.tgtype) as covered
+      from ours o where o.captures and o.tgtype & 2 = 0 and o.settings like '%"aggregate_type"%'
+      group by o.tgrelid, o.place) t
+where t.covered & 28 <> 28;
+comment on view outbox_internal.trigger_problems is
+  'Tables of outbox_capture and outbox_attach of which a trigger is disabled or missing, and the command that ends it.';
+
 -- The planner evaluates a setting that a condition compares with a column. In a session that has not loaded the library
 -- yet the setting is unknown, so it may be missing.
 create view outbox_internal.problems as
@@ -4865,6 +4903,9 @@ select 'source', null, p.problem,
          'select outbox_source_reset(), or outbox_source_set() for the same relation')
 from (select outbox_internal.source_problem() as problem) p where p.problem is not null
 union all
+select 'capture', null, string_agg(t.problem, '; '), string_agg(t.remedy, '; ')
+from (select x.* from outbox_internal.trigger_problems x order by x.tgrelid limit 3) t having count(*) > 0
+union all
 select 'paused', z.destination,
        format('%s by %s since %s%s', case when b.busy then format('pausing, %s in flight, paused', coalesce(f.n[1], '0'))
                                           else 'paused' end,
@@ -5010,7 +5051,7 @@ comment on view outbox_internal.problems is
 create view @extschema@.outbox_health as
 select c.name as "check", p.destination, p.problem is null as ok, p.problem collate "default" as problem, p.remedy
 from unnest('{preload,enabled,standby,version,standbys,identity,partitions,sequence,role,schema,triggers,workers,destination,database,'
-            'source,paused,broker,blocked,retrying,dead letters,keys,room,transactions,locks,lag}'::text[])
+            'source,capture,paused,broker,blocked,retrying,dead letters,keys,room,transactions,locks,lag}'::text[])
        with ordinality c (name, n)
 left join outbox_internal.problems p on p."check" = c.name
 order by c.n, p.destination;

@@ -1,0 +1,51 @@
+//! Which tables and arguments does outbox_capture take, and what do those make of a row that it did not expect?
+
+use support::{DB, Session, health, type_sql, wait_healthy};
+
+use super::{events_of, server};
+
+#[test]
+fn a_trigger_that_is_disabled_or_dropped_is_named_with_the_command_that_ends_it() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    client.run(
+        r#"create schema shop; create table shop."Order lines" (n int primary key, deleted timestamptz);
+           select outbox_capture('shop."Order lines"', 'line', columns => '{n}', soft_delete_column => 'deleted');
+           create table log (seq bigint); select outbox_attach('log', key => 'seq::text')"#,
+    );
+    assert!(health(&cluster, "capture").0);
+    let captured = || {
+        let mut client = cluster.connect(DB);
+        let written = r#"insert into shop."Order lines" values (1); update shop."Order lines" set n = 2; delete from shop."Order lines""#;
+        events_of(&mut client, written).len()
+    };
+    let events = captured();
+    for (fault, words) in [
+        (
+            r#"alter table shop."Order lines" disable trigger outbox_capture_update"#,
+            "trigger outbox_capture_update of table shop.\"Order lines\" is disabled",
+        ),
+        (r#"alter table shop."Order lines" disable trigger all"#, "is disabled"),
+        (r#"alter table shop."Order lines" disable trigger user"#, "is disabled"),
+        (
+            r#"alter table shop."Order lines" enable replica trigger outbox_capture_insert"#,
+            "fires in replication only",
+        ),
+        (
+            r#"drop trigger outbox_capture_delete on shop."Order lines""#,
+            "has lost a trigger of outbox_capture: DELETE makes no event",
+        ),
+        (
+            "alter table log disable trigger outbox_attach_default",
+            "trigger outbox_attach_default of table public.log is disabled",
+        ),
+    ] {
+        client.run(fault);
+        let (is_healthy, problem) = health(&cluster, "capture");
+        assert!(!is_healthy && problem.contains(words), "{fault}: {problem}");
+        let remedy: String = client.value("select remedy from outbox_health where \"check\" = 'capture'");
+        type_sql(&cluster, &remedy);
+        wait_healthy(&cluster, "capture");
+        assert_eq!(captured(), events, "{fault}: {remedy}");
+    }
+}
