@@ -1047,9 +1047,10 @@ begin
   type_prefix := coalesce(type_prefix, (
     select string_agg(upper(left(part, 1)) || substr(part, 2), '' order by n)
     from regexp_split_to_table(table_name, '[^[:alnum:]]+') with ordinality p (part, n)));
-  if octet_length(aggregate_type) > 255 or octet_length(type_prefix || 'ForceDeleted') > 255 then
+  if octet_length(aggregate_type) > 190 or octet_length(type_prefix || 'ForceDeleted') > 255 then
     raise exception 'aggregate_type or type_prefix is too long' using errcode = 'program_limit_exceeded',
-      hint = 'AMQP carries 255 bytes; the longest type ends in ForceDeleted.';
+      hint = 'AMQP carries 255 bytes: the longest type ends in ForceDeleted, and behind the aggregate_type a key has a colon'
+             ' and up to 64 bytes that stand for a long id.';
   end if;
   settings := jsonb_strip_nulls(jsonb_build_object(
     'aggregate_type', aggregate_type, 'type_prefix', type_prefix, 'operations', operations,

@@ -4,6 +4,37 @@ use support::{DB, Session, health, type_sql, wait_healthy};
 
 use super::{events_of, server};
 
+/// A key of AMQP has at most 255 bytes. A user cannot shorten the key of a row that exists.
+#[test]
+fn a_row_with_a_longer_id_than_a_key_is_written_changed_and_deleted() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    client.run("create table page (url text primary key, n int)");
+    client.run("insert into page values (repeat('u', 300), 0)"); // before it is captured
+    client.run("select outbox_capture('page')");
+    let digest: String = client.value("select encode(sha256(convert_to(repeat('u', 300), 'UTF8')), 'hex')");
+    let last: String = client.value("select repeat('v', 250)"); // with the aggregate_type exactly 255 bytes
+    let types = |events: Vec<String>| {
+        let words = events
+            .iter()
+            .map(|event| event.split(' ').take(2).collect::<Vec<_>>().join(" "));
+        words.collect::<Vec<_>>()
+    };
+    let writes = "update page set n = 1; delete from page; insert into page values (repeat('u', 300), 2);
+                  insert into page values (repeat('v', 250), 3), (repeat('w', 251), 4)";
+    let beyond: String = client.value("select encode(sha256(convert_to(repeat('w', 251), 'UTF8')), 'hex')");
+    assert_eq!(
+        types(events_of(&mut client, writes)),
+        [
+            format!("PageUpdated {digest}"),
+            format!("PageDeleted {digest}"),
+            format!("PageCreated {digest}"),
+            format!("PageCreated {last}"),
+            format!("PageCreated {beyond}"),
+        ]
+    );
+}
+
 #[test]
 fn a_trigger_that_is_disabled_or_dropped_is_named_with_the_command_that_ends_it() {
     let cluster = server();

@@ -2,11 +2,13 @@
 //! in a user's backend.
 
 use crate::config::Context;
-use crate::error::{UserError, invalid};
+use crate::error::{UserError, internal, invalid};
 use crate::pg::args::{Args, Jsonb};
+use crate::pg::spi::Spi;
 use crate::pg::table::Value;
 use crate::pg::text;
 use outbox_core::change::Change;
+use outbox_core::envelope::SHORT_STRING_MAX;
 use outbox_core::event::{self, COLUMNS, ColumnKind, Event, EventColumn};
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::TimestampWithTimeZone;
@@ -18,6 +20,17 @@ pub const DESTINATION: usize = 10;
 const AVAILABLE_AT: usize = 11;
 const EXPIRES_AT: usize = 13;
 const IF_EXISTS: usize = 14;
+
+/// The aggregate_id of a captured row: its id, or the SHA-256 of one that makes a key too long to send. The row can then be
+/// written, changed and deleted like any other, and its events have one key.
+fn short_id(aggregate_type: &str, id: String) -> Result<String, UserError> {
+    if aggregate_type.len() + ":".len() + id.len() <= SHORT_STRING_MAX {
+        return Ok(id);
+    }
+    let sql = "select pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to($1, 'UTF8')), 'hex')";
+    let digest: Option<String> = Spi::get_one_with_args(sql, &[id.into()]).map_err(internal)?;
+    Ok(digest.unwrap_or_default())
+}
 
 /// The time range in which it may be sent.
 #[derive(Clone, Copy, Default)]
@@ -101,6 +114,7 @@ impl NewEvent {
 
     /// The event of a captured row.
     pub fn of_change(mut change: Change, aggregate_type: &str, session: &Context) -> Result<Self, UserError> {
+        change.aggregate_id = short_id(aggregate_type, change.aggregate_id)?;
         Self::new(|_, column| {
             let text = |text: &mut String| Some(Given::Text(std::mem::take(text)));
             match column.name {
