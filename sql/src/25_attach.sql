@@ -73,22 +73,49 @@ comment on function outbox_internal.tables_for_triggers(regclass) is
   'A table and its partitions, because a statement that names a partition fires only the triggers of that partition.'
   ' They stay locked. An error if the caller may not create triggers on one, or if it cannot have them.';
 
+create function outbox_internal.refuse_virtual(relation regclass, argument text) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  raise exception '% uses a virtual generated column of table %', argument, relation
+    using errcode = 'feature_not_supported', detail = 'A trigger sees no value of it.',
+      hint = 'Write the expression of the column instead, or make the column STORED.';
+end
+$$;
+comment on function outbox_internal.refuse_virtual(regclass, text) is
+  'Raises the error for an argument that names a virtual generated column.';
+
 create function outbox_internal.check_expression(relation regclass, argument text, expression text, condition boolean)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   cause text;
+  others text;
 begin
-  -- An invented row, as in the trigger: it has no ctid or tableoid. WHERE refuses aggregates and set-returning
-  -- functions, which would make one row of many, or many of one.
-  execute format('explain select from jsonb_populate_record(null::%s, ''{}'') r where (%s' || chr(10) || ')'
-                 || case when condition then '' else '::text is not null' end, relation, expression);
-exception when others then
-  get stacked diagnostics cause = message_text;
-  raise exception '% is not %', argument,
-      case when condition then 'a condition' else 'an expression' end || ' over a row of ' || relation
-    using errcode = 'invalid_parameter_value', detail = format('%s: %s.', expression, cause),
-      hint = 'Write SQL over the columns of the table. Name your functions and operators with their schema:'
-             ' shop.f(total), price operator(shop.<) 1.';
+  begin
+    -- An invented row, as in the trigger: it has no ctid or tableoid. WHERE refuses aggregates and set-returning
+    -- functions, which would make one row of many, or many of one.
+    execute format('explain select from jsonb_populate_record(null::%s, ''{}'') r where (%s' || chr(10) || ')'
+                   || case when condition then '' else '::text is not null' end, relation, expression);
+  exception when others then
+    get stacked diagnostics cause = message_text;
+    raise exception '% is not %', argument,
+        case when condition then 'a condition' else 'an expression' end || ' over a row of ' || relation
+      using errcode = 'invalid_parameter_value', detail = format('%s: %s.', expression, cause),
+        hint = 'Write SQL over the columns of the table. Name your functions and operators with their schema:'
+               ' shop.f(total), price operator(shop.<) 1.';
+  end;
+  select string_agg(format('null::%s as %I', format_type(a.atttypid, a.atttypmod), a.attname), ', ')
+           filter (where a.attgenerated <> 'v') into others
+  from pg_attribute a where a.attrelid = relation and a.attnum > 0 and not a.attisdropped
+  having bool_or(a.attgenerated = 'v');
+  if others is not null then
+    begin
+      execute format('explain select from (select %s) r where (%s' || chr(10) || ')::text is not null', others, expression);
+    exception
+      when undefined_column then
+        perform outbox_internal.refuse_virtual(relation, argument);
+      when others then null; -- a function of the whole row
+    end;
+  end if;
 end
 $$;
 comment on function outbox_internal.check_expression(regclass, text, text, boolean) is
@@ -119,6 +146,9 @@ begin
     raise exception 'table % has no integer column %', relation, coalesce(quote_ident(seq), 'NULL')
       using errcode = 'undefined_column',
       hint = 'Name the column with the seq of the event: seq => ''global_sequence''.';
+  end if;
+  if exists (select from pg_attribute a where a.attrelid = relation and a.attname = seq and a.attgenerated = 'v') then
+    perform outbox_internal.refuse_virtual(relation, 'seq'::text);
   end if;
   if when_sql is not null then
     perform outbox_internal.check_expression(relation, 'when_sql'::text, when_sql, true);

@@ -64,6 +64,10 @@ begin
       using errcode = 'undefined_column',
       hint = 'Names are as stored: in lower case, unless the table was created with quotes.';
   end if;
+  if exists (select from pg_attribute a
+             where a.attrelid = relation and a.attname = soft_delete_column and a.attgenerated = 'v') then
+    perform outbox_internal.refuse_virtual(relation, 'soft_delete_column'::text);
+  end if;
   if aggregate_id is not null then
     perform outbox_internal.check_expression(relation, 'aggregate_id'::text, aggregate_id, false);
   elsif not exists (select from pg_index i where i.indrelid = relation and i.indisprimary) then

@@ -1,8 +1,8 @@
 //! Which tables and arguments does outbox_capture take, and what do those make of a row that it did not expect?
 
-use support::{DB, Session, health, type_sql, wait_healthy};
+use support::{DB, Session, health, skip, type_sql, wait_healthy};
 
-use super::{events_of, server};
+use super::{events_of, refused, server};
 
 /// A key of AMQP has at most 255 bytes. A user cannot shorten the key of a row that exists.
 #[test]
@@ -79,4 +79,40 @@ fn a_trigger_that_is_disabled_or_dropped_is_named_with_the_command_that_ends_it(
         wait_healthy(&cluster, "capture");
         assert_eq!(captured(), events, "{fault}: {remedy}");
     }
+}
+
+/// A trigger sees no value of such a column.
+#[test]
+fn a_virtual_generated_column_identifies_no_row() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    let version: i32 = client.value("select current_setting('server_version_num')::integer");
+    if version < 180_000 {
+        return skip(
+            "a_virtual_generated_column_identifies_no_row",
+            "virtual columns need PostgreSQL 18",
+        );
+    }
+    client.run(
+        "create table t (id int primary key, seq int generated always as (id) virtual,
+                         name text generated always as ('n' || id) virtual,
+                         gone timestamptz generated always as (null) virtual)",
+    );
+    for call in [
+        "outbox_capture('t', aggregate_id => 'name')",
+        "outbox_capture('t', aggregate_id => 'lower(r.name)')",
+        "outbox_capture('t', soft_delete_column => 'gone')",
+        "outbox_attach('t')",
+        "outbox_attach('t', seq => 'id', key => 'name')",
+        "outbox_attach('t', seq => 'id', when_sql => 'name > ''n''')",
+    ] {
+        let (code, message) = refused(&mut client, &format!("select {call}"));
+        assert_eq!(code, "0A000", "{call}: {message}");
+        assert!(
+            message.ends_with("uses a virtual generated column of table t"),
+            "{call}: {message}"
+        );
+    }
+    client.run("select outbox_capture('t', aggregate_id => '''n'' || id')");
+    client.run("select outbox_attach('t', when_sql => 'r is not null', seq => 'id')");
 }
