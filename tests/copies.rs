@@ -392,7 +392,7 @@ fn each_table_refuses_to_be_emptied_or_delivery_goes_on_without_its_rows() {
     let consumer = stage.consumer();
     let mut client = stage.connect(DB);
     let tables: Vec<String> = client.value(
-        "select array_agg(c.relname::text order by c.relname) from pg_depend d join pg_extension x on x.oid = d.refobjid
+        "select array_agg(c.oid::regclass::text order by c.relname) from pg_depend d join pg_extension x on x.oid = d.refobjid
          join pg_class c on c.oid = d.objid
          where x.extname = 'outbox' and d.classid = 'pg_class'::regclass and c.relkind in ('r', 'p')",
     );
