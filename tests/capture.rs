@@ -3,6 +3,8 @@
 
 mod arguments;
 mod nested;
+mod order;
+mod random;
 mod restore;
 mod rights;
 mod tables;

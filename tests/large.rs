@@ -119,6 +119,28 @@ fn a_large_message_costs_the_same_with_few_and_many_waiting() {
     assert!(peak <= MEMORY_MIB_MAX, "the worker used {peak} MiB");
 }
 
+/// The size of the next rows is not that of those before.
+#[test]
+fn a_statement_over_captured_rows_of_very_different_sizes_takes_bounded_memory() {
+    let cluster = support::idle_cluster(&["shared_buffers = '16MB'"]);
+    let mut client = cluster.connect(DB);
+    client
+        .batch_execute(
+            "create table item (id int primary key, t text);
+             insert into item select g, case when g <= 700 then 'x' else repeat('x', 4000000) end from generate_series(1, 740) g;
+             select outbox_capture('item')",
+        )
+        .expect("the rows");
+    let row = client.query_one("select pg_backend_pid()", &[]).expect("the process");
+    client
+        .batch_execute("update item set t = t || 'y'")
+        .expect("the update");
+    let peak = peak_mib(row.get(0));
+    assert!(peak <= MEMORY_MIB_MAX, "the session used {peak} MiB");
+    let events: i64 = cluster.query_one(DB, "select count(*) from outbox_events");
+    assert_eq!(events, 740);
+}
+
 #[test]
 fn messages_behind_a_dead_letter_return_without_a_temporary_file() {
     let cluster = cluster(&[]);

@@ -120,7 +120,7 @@ fn each_group_role_may_do_what_its_name_says() {
 
 /// The functions of the extension that every role may call. A role without USAGE on the schema can call them only
 /// inside another function.
-const OPEN: &str = "outbox_crc32 outbox_partition_label outbox_partition_of outbox_uuid_v7 partition_label";
+const OPEN: &str = "outbox_crc32 outbox_partition_label outbox_partition_of outbox_uuid_v7 partition_label row_deleted row_inserted row_updated";
 
 fn open_to(cluster: &Cluster, role: &str) -> String {
     let sql = format!(

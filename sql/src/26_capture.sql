@@ -1,36 +1,67 @@
--- Change capture: triggers that make an event of each row written to a table. Everything that they need is in their one
--- argument, so a dump of the table contains them; src/session/capture.rs reads it, crates/core/src/change.rs makes the
--- events.
+-- Change capture: triggers that make an event of each row written to a table. Their WHEN clauses note each row when it is
+-- written; a trigger fires once for a query, and stores the events. Everything else that they need is in their one
+-- argument, so a dump of the table contains it. src/session/changes.rs and capture.rs read it, crates/core/src/change.rs
+-- makes the events.
 
+-- Its settings are those of src/session/changes.rs.
 create function @extschema@.outbox_captured() returns trigger language c volatile parallel unsafe
-set search_path = pg_catalog, pg_temp set timezone = 'UTC' set datestyle = 'ISO, MDY' set intervalstyle = 'postgres'
-set bytea_output = 'hex' set extra_float_digits = 1
 as 'MODULE_PATHNAME', 'outbox_captured_wrapper';
 comment on function @extschema@.outbox_captured() is
-  'Internal: the trigger of outbox_capture. Runs as the one who writes; only the events are written with other rights.';
+  'Internal: the trigger of outbox_capture. Stores the events of the rows that a query has written, as the owner of the'
+  ' outbox; what users have written runs as the one who wrote the row.';
 
-create function outbox_internal.renumber(seqs bigint[], destinations text[], partitions smallint[])
-returns bigint[] language plpgsql volatile
-set search_path = pg_catalog, pg_temp as $$
-#variable_conflict use_column
+create function outbox_internal.row_inserted(new_table oid, new_row tid) returns boolean
+language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_row_inserted_wrapper';
+create function outbox_internal.row_updated(old_table oid, old_row tid, new_row tid) returns boolean
+language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_row_updated_wrapper';
+create function outbox_internal.row_deleted(old_table oid, old_row tid) returns boolean
+language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_row_deleted_wrapper';
+comment on function outbox_internal.row_inserted(oid, tid) is
+  'The WHEN clause of a trigger of outbox_capture: notes a new row. True for the first row of a query. Refuses any other'
+  ' call.';
+comment on function outbox_internal.row_updated(oid, tid, tid) is 'As row_inserted, for a row that is replaced.';
+comment on function outbox_internal.row_deleted(oid, tid) is 'As row_inserted, for a row that is deleted.';
+
+create function outbox_internal.capture_children(relation regclass) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
-  sequence constant regclass := pg_get_serial_sequence('@extschema@.outbox_events', 'seq');
-  old constant bigint[] := array(select distinct s from unnest(renumber.seqs) s order by s);
-  new constant bigint[] := array(select nextval(sequence) from generate_series(1, cardinality(old)));
-  renumbered constant bigint[] := array(
-    select new[dense_rank() over (order by u.seq)] from unnest(renumber.seqs) with ordinality u (seq, n) order by u.n);
+  child regclass;
 begin
-  update @extschema@.outbox_events e set seq = m.new
-  from unnest(old, new) m (old, new) where e.seq = m.old;
-  update @extschema@.outbox o set seq = m.new
-  from unnest(renumber.seqs, renumbered, renumber.destinations, renumber.partitions) m (old, new, destination, partition)
-  where o.destination = m.destination and o.partition = m.partition and o.seq = m.old;
-  return renumbered;
+  for child in
+    with recursive children (relid) as (
+      select capture_children.relation::oid
+      union select i.inhrelid from pg_inherits i join children c on i.inhparent = c.relid
+    )
+    select c.relid from children c join pg_class t on t.oid = c.relid and not t.relispartition and t.relkind <> 'p'
+    where c.relid <> capture_children.relation
+      and not exists (select from pg_trigger g
+                      where g.tgrelid = c.relid and g.tgfoid = '@extschema@.outbox_captured()'::regprocedure)
+    order by c.relid
+  loop
+    execute format($sql$
+      create trigger outbox_capture_update after update on %1$s for each row
+        when (outbox_internal.row_updated(old.tableoid, old.ctid, new.ctid))
+        execute function @extschema@.outbox_captured('{"inherited": true}');
+      create trigger outbox_capture_delete after delete on %1$s for each row
+        when (outbox_internal.row_deleted(old.tableoid, old.ctid))
+        execute function @extschema@.outbox_captured('{"inherited": true}');
+      $sql$, child);
+  end loop;
 end
 $$;
-comment on function outbox_internal.renumber(bigint[], text[], smallint[]) is
-  'Gives messages of this transaction and their events new seqs, in this order: what happened before them was written'
-  ' after them. Returns the new seqs.';
+comment on function outbox_internal.capture_children(regclass) is
+  'Tables that inherit from a captured table get triggers for statements that name the captured one.';
+
+create function outbox_internal.is_captured(relation regclass) returns boolean
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+  return exists (select from pg_trigger t
+                 where t.tgrelid = relation and t.tgfoid = '@extschema@.outbox_captured()'::regprocedure
+                   and t.tgname = 'outbox_capture_insert' and t.tgparentid = 0);
+end
+$$;
+comment on function outbox_internal.is_captured(regclass) is
+  'Whether outbox_capture was called for this table itself.';
 
 create function @extschema@.outbox_capture(
   relation regclass, aggregate_type text default null, type_prefix text default null, operations text default 'http',
@@ -44,9 +75,16 @@ declare
   settings text;
   place regclass;
   same_type regclass;
+  root_trigger oid;
 begin
   perform outbox_internal.tables_for_triggers(relation);
   perform outbox_internal.check_destination(destination);
+  select t.tgparentid into root_trigger from pg_trigger t
+  where t.tgrelid = relation and t.tgfoid = '@extschema@.outbox_captured()'::regprocedure and t.tgparentid <> 0 limit 1;
+  if found then
+    raise exception 'table % is captured as a partition', relation using errcode = 'object_not_in_prerequisite_state',
+      hint = format('Call outbox_capture or outbox_uncapture for %s.', pg_partition_root(relation));
+  end if;
   if operations is null or operations not in ('http', 'sql') then
     raise exception 'operations "%" is unknown', operations using errcode = 'invalid_parameter_value',
       hint = 'Use ''http'' for POST, PATCH and DELETE, or ''sql'' for INSERT, UPDATE and DELETE.';
@@ -107,21 +145,25 @@ begin
     'aggregate_id', aggregate_id, 'soft_delete_column', soft_delete_column, 'columns', columns,
     'destination', destination))::text;
 
+  -- Row triggers of a partitioned table are also those of its partitions, later ones too.
+  execute format($sql$
+    create or replace trigger outbox_capture_insert after insert on %1$s for each row
+      when (outbox_internal.row_inserted(new.tableoid, new.ctid)) execute function @extschema@.outbox_captured(%2$L);
+    create or replace trigger outbox_capture_update after update on %1$s for each row
+      when (outbox_internal.row_updated(old.tableoid, old.ctid, new.ctid))
+      execute function @extschema@.outbox_captured(%2$L);
+    create or replace trigger outbox_capture_delete after delete on %1$s for each row
+      when (outbox_internal.row_deleted(old.tableoid, old.ctid)) execute function @extschema@.outbox_captured(%2$L);
+    $sql$, relation, settings);
   for place in select t from outbox_internal.tables_for_triggers(relation) t loop
-    execute format($sql$
-      create or replace trigger outbox_capture_begin before insert or update or delete on %1$s
-        for each statement execute function @extschema@.outbox_captured(%2$L);
-      create or replace trigger outbox_capture_insert after insert on %1$s referencing new table as outbox_new
-        for each statement execute function @extschema@.outbox_captured(%2$L);
-      create or replace trigger outbox_capture_update after update on %1$s
-        referencing old table as outbox_old new table as outbox_new
-        for each statement execute function @extschema@.outbox_captured(%2$L);
-      create or replace trigger outbox_capture_delete after delete on %1$s referencing old table as outbox_old
-        for each statement execute function @extschema@.outbox_captured(%2$L);
-      create or replace trigger outbox_capture_truncate after truncate on %1$s
-        for each statement execute function @extschema@.outbox_captured(%2$L);
-      $sql$, place, settings);
+    execute format('create or replace trigger outbox_capture_truncate after truncate on %s for each statement
+                    execute function @extschema@.outbox_captured(%L)', place, settings);
   end loop;
+  if not exists (select from pg_class c where c.oid = relation and (c.relkind = 'p' or c.relispartition)) then
+    execute format('create or replace trigger outbox_capture_begin before update or delete on %s for each statement
+                    execute function @extschema@.outbox_captured(%L)', relation, settings);
+    perform outbox_internal.capture_children(relation);
+  end if;
 end
 $$;
 comment on function @extschema@.outbox_capture(regclass, text, text, text, text, text, text[], text) is
@@ -136,13 +178,34 @@ declare
   place regclass;
   was_captured boolean := false;
 begin
+  perform outbox_internal.tables_for_triggers(relation);
+  if exists (select from pg_trigger t
+             where t.tgrelid = relation and t.tgfoid = '@extschema@.outbox_captured()'::regprocedure
+               and t.tgparentid <> 0) then
+    raise exception 'table % is captured as a partition', relation using errcode = 'object_not_in_prerequisite_state',
+      hint = format('Call outbox_uncapture for %s.', pg_partition_root(relation));
+  end if;
+  was_captured := outbox_internal.is_captured(relation);
   for place, trigger_name in
-    select t.tgrelid, t.tgname from pg_trigger t
-    where t.tgfoid = '@extschema@.outbox_captured()'::regprocedure
-      and t.tgrelid in (select p from outbox_internal.tables_for_triggers(relation) p)
+    with recursive captured (relid) as (
+      select p from outbox_internal.tables_for_triggers(relation) p
+      union select i.inhrelid from pg_inherits i join captured c on i.inhparent = c.relid
+      where not outbox_internal.is_captured(i.inhrelid)
+    )
+    select t.tgrelid, t.tgname from pg_trigger t join captured c on t.tgrelid = c.relid
+    where t.tgfoid = '@extschema@.outbox_captured()'::regprocedure and t.tgparentid = 0
   loop
     execute format('drop trigger %I on %s', trigger_name, place);
-    was_captured := true;
+  end loop;
+  -- It may inherit from a captured table itself.
+  for place in
+    with recursive parents (relid) as (
+      select i.inhparent from pg_inherits i where i.inhrelid = relation
+      union select i.inhparent from pg_inherits i join parents p on i.inhrelid = p.relid
+    )
+    select p.relid from parents p where outbox_internal.is_captured(p.relid)
+  loop
+    perform outbox_internal.capture_children(place);
   end loop;
   return was_captured;
 end

@@ -38,8 +38,8 @@ begin
       ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('claimable_heads', in_order),
       ('unended', in_order), ('outbox_relay', in_order),
       ('find_row', lookup), ('end_claim', lookup), ('outcome', lookup),
-      -- Manual actions, and captured tables.
-      ('dead_matching', row_by_row), ('revive', row_by_row), ('discard', row_by_row), ('renumber', row_by_row),
+      -- Manual actions.
+      ('dead_matching', row_by_row), ('revive', row_by_row), ('discard', row_by_row),
       ('outbox_trim_inbox', in_order),
       -- Why a message waits.
       ('message_rows', row_by_row), ('obstacles', row_by_row),

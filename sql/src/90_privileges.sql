@@ -79,11 +79,15 @@ grant execute on function
 grant execute on function
   @extschema@.outbox_attach, @extschema@.outbox_detach, @extschema@.outbox_capture, @extschema@.outbox_uncapture,
   @extschema@.outbox_attached, @extschema@.outbox_captured, outbox_internal.tables_for_triggers, outbox_internal.lock_own_table,
-  outbox_internal.check_destination, outbox_internal.check_expression, outbox_internal.attach_name
+  outbox_internal.check_destination, outbox_internal.check_expression, outbox_internal.attach_name,
+  outbox_internal.capture_children, outbox_internal.is_captured
   to outbox_writer;
 
 -- ---- PUBLIC ---------------------------------------------------------------------------------------------------------
 
+-- Core checks EXECUTE of the WHEN clause of a trigger for the one who writes. They refuse any other call.
+grant execute on function outbox_internal.row_inserted, outbox_internal.row_updated, outbox_internal.row_deleted
+  to public;
 -- An SQL function that is inlined into a statement makes its calls as the caller, without USAGE on the schema.
 grant execute on function
   @extschema@.outbox_partition_of, @extschema@.outbox_partition_label, outbox_internal.partition_label,

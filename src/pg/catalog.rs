@@ -370,6 +370,16 @@ pub fn is_member_function(function: u32, extension: u32) -> bool {
     extension_of(pg_sys::ProcedureRelationId, function) == extension
 }
 
+/// Whether a function of an extension has this name.
+pub fn is_function_of(extension: &CStr, name: &CStr, function: u32) -> bool {
+    // SAFETY: inside a transaction; the form of that cache.
+    unsafe {
+        let read = |form: &pg_sys::FormData_pg_proc| CStr::from_ptr(form.proname.data.as_ptr()) == name;
+        let has_name = cached(CacheId::PROCOID, function, read);
+        has_name == Some(true) && is_member_function(function, self::extension(extension).oid)
+    }
+}
+
 /// The extension that an object belongs to; 0 = none.
 fn extension_of(class: Oid, object: u32) -> u32 {
     // SAFETY: inside a transaction.

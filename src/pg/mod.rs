@@ -32,4 +32,6 @@ pub mod text;
 pub mod trigger;
 pub mod txn;
 pub mod utility;
+pub mod versions;
+pub mod when;
 pub mod xact;

@@ -20,6 +20,19 @@ pub fn run_as_superuser<T>(body: impl FnOnce() -> T) -> T {
     switch(pg_sys::BOOTSTRAP_SUPERUSERID, 0, body)
 }
 
+/// Runs `body` as `role`, with more restrictions than now: those of [`user_and_restrictions`].
+pub fn run_with<T>(role: u32, restrictions: i32, body: impl FnOnce() -> T) -> T {
+    switch(role, restrictions as u32, body)
+}
+
+/// The role that code runs as now, and the restrictions of the server that are in force.
+pub fn user_and_restrictions() -> (u32, i32) {
+    let (mut user, mut restrictions) = (pg_sys::InvalidOid, 0);
+    // SAFETY: reads statics of the server.
+    unsafe { pg_sys::GetUserIdAndSecContext(&mut user, &mut restrictions) };
+    (user.to_u32(), restrictions)
+}
+
 /// The OID of the role that code runs as now.
 pub fn current_user() -> u32 {
     // SAFETY: reads a static of the server.

@@ -102,7 +102,8 @@ fn with_room(bytes: usize) -> String {
     }
 }
 
-fn out_of_memory(bytes: usize) -> ! {
+/// Raises the server's error.
+pub fn out_of_memory(bytes: usize) -> ! {
     let (code, detail) = (
         PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
         format!("Failed on request of size {bytes}."),
@@ -117,14 +118,6 @@ pub fn list_for<T>(count: usize) -> Vec<T> {
         Ok(()) => list,
         Err(_) => out_of_memory(count * size_of::<T>()),
     }
-}
-
-/// Adds to a list whose length depends on a user's data. Raises without memory.
-pub fn push<T>(list: &mut Vec<T>, item: T) {
-    if list.try_reserve(1).is_err() {
-        out_of_memory(size_of::<T>());
-    }
-    list.push(item);
 }
 
 /// Raises unless this process can allocate a number of bytes now. Called before work on texts of a user-chosen size:

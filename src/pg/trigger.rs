@@ -1,7 +1,9 @@
 //! A trigger that fires: its arguments, its table, and the rows that its statement wrote. The capture trigger in a
 //! session calls it on the main thread.
 
+use super::scan::row_id;
 use super::{catalog, text};
+use outbox_core::change_log::{Version, Write};
 use pgrx::pg_sys::SysCacheIdentifier::INDEXRELID;
 use pgrx::trigger_support::{PgTrigger, PgTriggerLevel, PgTriggerOperation, PgTriggerWhen};
 use pgrx::{PgList, pg_sys};
@@ -10,26 +12,32 @@ use std::ffi::c_char;
 /// The call that core passes to a trigger function.
 pub type Call = pg_sys::FunctionCallInfo;
 
-/// A statement trigger while it runs. Valid only during this call, because it points into core's data.
+/// A trigger while it runs. Valid only during this call, because it points into core's data.
 pub struct Fired {
     call: Call,
     data: *mut pg_sys::TriggerData,
     /// The OID of the trigger.
     pub trigger: u32,
     pub operation: Operation,
-    /// A BEFORE trigger: the statement begins.
-    pub is_before: bool,
-    pub table: String,
-    /// The OID of the table.
-    pub oid: u32,
-    /// The OID of the table; of the whole table, if this is a partition.
-    pub root: u32,
-    /// The owner of the table.
-    pub owner: u32,
+    pub when: When,
+    pub table: TriggerTable,
     pub argument: String,
-    /// The names of the transition tables in the trigger's definition; None = it has none.
-    pub old_rows: Option<String>,
+    /// The name of the transition table with the new rows in the trigger's definition; None = it has none.
     pub new_rows: Option<String>,
+}
+
+/// A table with triggers, while it is open.
+pub struct TriggerTable {
+    relation: pg_sys::Relation,
+    pub named: NamedTable,
+}
+
+#[derive(Clone)]
+pub struct NamedTable {
+    pub oid: u32,
+    pub name: String,
+    /// The OID of its owner.
+    pub owner: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,38 +48,62 @@ pub enum Operation {
     Truncate,
 }
 
-/// The trigger of this call. None: it is no statement trigger with one argument.
+#[derive(Clone, Debug, PartialEq)]
+pub enum When {
+    BeforeStatement,
+    AfterStatement,
+    /// For a row that was written, if the trigger has a WHEN clause.
+    AfterRow(Write),
+    Other,
+}
+
+/// The trigger of this call. None: it is no trigger with one argument.
 pub fn fired(call: Call) -> Option<Fired> {
     // SAFETY: core passes valid trigger data, and the relation is locked while the trigger runs.
     unsafe {
         let trigger = PgTrigger::from_fcinfo(call.as_ref()?).ok()?;
         let data: *mut pg_sys::TriggerData = (*call).context.cast();
         let of = &*(*data).tg_trigger;
-        let is_statement = matches!(trigger.level(), PgTriggerLevel::Statement);
         if of.tgnargs != 1 {
             return None;
         }
+        let operation = match trigger.op().ok()? {
+            PgTriggerOperation::Insert => Operation::Insert,
+            PgTriggerOperation::Update => Operation::Update,
+            PgTriggerOperation::Delete => Operation::Delete,
+            PgTriggerOperation::Truncate => Operation::Truncate,
+        };
+        let when = match (trigger.level(), trigger.when().ok()?) {
+            (PgTriggerLevel::Statement, PgTriggerWhen::Before) => When::BeforeStatement,
+            (PgTriggerLevel::Statement, PgTriggerWhen::After) => When::AfterStatement,
+            (PgTriggerLevel::Row, PgTriggerWhen::After) if !of.tgqual.is_null() => {
+                let version = |row: pg_sys::HeapTuple| Version {
+                    table: (*(*data).tg_relation).rd_id.to_u32(),
+                    at: row_id((*row).t_self),
+                };
+                let row = version((*data).tg_trigtuple);
+                match operation {
+                    Operation::Insert => When::AfterRow(Write::Insert(row)),
+                    Operation::Update => When::AfterRow(Write::Update {
+                        old: row,
+                        new: version((*data).tg_newtuple),
+                    }),
+                    _ => When::AfterRow(Write::Delete(row)),
+                }
+            }
+            _ => When::Other,
+        };
         let name = |name: *const c_char| (!name.is_null()).then(|| text::of_c(name));
-        let fired = Fired {
+        Some(Fired {
             call,
             data,
             trigger: of.tgoid.to_u32(),
-            operation: match trigger.op().ok()? {
-                PgTriggerOperation::Insert => Operation::Insert,
-                PgTriggerOperation::Update => Operation::Update,
-                PgTriggerOperation::Delete => Operation::Delete,
-                PgTriggerOperation::Truncate => Operation::Truncate,
-            },
-            is_before: matches!(trigger.when(), Ok(PgTriggerWhen::Before)),
-            oid: (*(*data).tg_relation).rd_id.to_u32(),
-            root: root((*data).tg_relation),
-            table: text::of_c((*(*(*data).tg_relation).rd_rel).relname.data.as_ptr()),
-            owner: (*(*(*data).tg_relation).rd_rel).relowner.to_u32(),
+            operation,
+            when,
+            table: TriggerTable::of((*data).tg_relation),
             argument: text::of_c(*of.tgargs),
-            old_rows: name(of.tgoldtable),
             new_rows: name(of.tgnewtable),
-        };
-        is_statement.then_some(fired)
+        })
     }
 }
 
@@ -88,11 +120,28 @@ impl Fired {
         let code = unsafe { pg_sys::SPI_register_trigger_data(self.data) };
         assert!(code >= 0, "SPI_register_trigger_data: {code}");
     }
+}
+
+impl TriggerTable {
+    /// # Safety
+    /// The relation is open as long as this is used.
+    pub(super) unsafe fn of(relation: pg_sys::Relation) -> Self {
+        // SAFETY: promised by the caller.
+        unsafe {
+            let class = (*relation).rd_rel;
+            let named = NamedTable {
+                oid: (*relation).rd_id.to_u32(),
+                name: text::of_c((*class).relname.data.as_ptr()),
+                owner: (*class).relowner.to_u32(),
+            };
+            Self { relation, named }
+        }
+    }
 
     pub fn has_column(&self, name: &str) -> bool {
         let name = text::to_c_string(name);
         // SAFETY: the relation is open; system columns have negative numbers.
-        unsafe { pg_sys::get_attnum((*(*self.data).tg_relation).rd_id, name.as_ptr()) > 0 }
+        unsafe { pg_sys::get_attnum((*self.relation).rd_id, name.as_ptr()) > 0 }
     }
 
     /// The columns of the primary key, in its order; empty if there is none. Looked up for each call, so a renamed
@@ -100,7 +149,7 @@ impl Fired {
     pub fn primary_key(&self) -> Vec<String> {
         // SAFETY: the relation is open and locked. Only the catalog row of each index is read.
         unsafe {
-            let relation = (*self.data).tg_relation;
+            let relation = self.relation;
             let indexes = PgList::<pg_sys::Oid>::from_pg(pg_sys::RelationGetIndexList(relation));
             let mut columns = Vec::new();
             for index in indexes.iter_oid() {
@@ -115,29 +164,76 @@ impl Fired {
             columns
         }
     }
-}
 
-/// # Safety
-/// The relation is open.
-unsafe fn root(relation: pg_sys::Relation) -> u32 {
-    // SAFETY: promised by the caller; the list holds OIDs, the topmost table last.
-    unsafe {
-        let table = (*relation).rd_id;
-        let above = match (*(*relation).rd_rel).relispartition {
-            true => pg_sys::ffi::pg_guard_ffi_boundary(|| get_partition_ancestors(table)),
-            false => std::ptr::null_mut(),
-        };
-        PgList::<pg_sys::Oid>::from_pg(above)
-            .iter_oid()
-            .last()
-            .unwrap_or(table)
-            .to_u32()
+    /// The OIDs of the tables that inherit from this one, at any distance; empty for most.
+    pub fn children(&self) -> Vec<u32> {
+        // SAFETY: the relation is open; a list of OIDs, which begins with that of the table.
+        unsafe {
+            if !(*(*self.relation).rd_rel).relhassubclass {
+                return Vec::new();
+            }
+            let none = std::ptr::null_mut();
+            let all = pg_sys::find_all_inheritors((*self.relation).rd_id, pg_sys::NoLock as i32, none);
+            let all = PgList::<pg_sys::Oid>::from_pg(all);
+            let children = all.iter_oid().map(|oid| oid.to_u32());
+            children.filter(|child| *child != self.named.oid).collect()
+        }
+    }
+
+    /// Runs `body` with a table while it is open. None: it does not exist.
+    pub fn with<T>(oid: u32, body: impl FnOnce(&Self) -> T) -> Option<T> {
+        // SAFETY: inside a transaction. After an error its end closes the table.
+        unsafe {
+            let relation = pg_sys::try_table_open(oid.into(), pg_sys::AccessShareLock as i32);
+            if relation.is_null() {
+                return None;
+            }
+            let value = body(&Self::of(relation));
+            pg_sys::table_close(relation, pg_sys::NoLock as i32);
+            Some(value)
+        }
+    }
+
+    /// The function and the argument of a row trigger with a WHEN clause, if `is_ours` is true for its function.
+    pub fn row_trigger(&self, is_ours: impl Fn(u32) -> bool) -> Option<(u32, String)> {
+        // SAFETY: the relation is open, and its triggers are kept as long.
+        unsafe {
+            let triggers = (*self.relation).trigdesc;
+            if triggers.is_null() {
+                return None;
+            }
+            let triggers = (0..(*triggers).numtriggers as usize).map(|n| &*(*triggers).triggers.add(n));
+            let mut ours = triggers.filter(|trigger| {
+                let is_row = u32::from(trigger.tgtype as u16) & pg_sys::TRIGGER_TYPE_ROW != 0;
+                is_row && !trigger.tgqual.is_null() && trigger.tgnargs == 1 && is_ours(trigger.tgfoid.to_u32())
+            });
+            ours.next()
+                .map(|trigger| (trigger.tgfoid.to_u32(), text::of_c(*trigger.tgargs)))
+        }
     }
 }
 
-// From catalog/partition.h, which the bindings leave out.
-unsafe extern "C-unwind" {
-    fn get_partition_ancestors(table: pg_sys::Oid) -> *mut pg_sys::List;
+/// What a function in a WHEN clause must know of the table of a row.
+pub struct RowTable {
+    pub is_table: bool,
+    pub is_partitioned: bool,
+    pub is_partition: bool,
+}
+
+/// Inside a transaction; the table exists.
+pub fn row_table(oid: u32) -> RowTable {
+    // SAFETY: lookups in the caches.
+    let (kind, is_partition) = unsafe {
+        (
+            pg_sys::get_rel_relkind(oid.into()) as u8,
+            pg_sys::get_rel_relispartition(oid.into()),
+        )
+    };
+    RowTable {
+        is_table: kind == pg_sys::RELKIND_RELATION,
+        is_partitioned: kind == pg_sys::RELKIND_PARTITIONED_TABLE,
+        is_partition,
+    }
 }
 
 /// # Safety
@@ -148,10 +244,4 @@ unsafe fn column(relation: pg_sys::Relation, number: i16) -> String {
         let name = pg_sys::get_attname((*relation).rd_id, number, false);
         text::of_c(name)
     }
-}
-
-/// The number of nested triggers that are running.
-pub fn depth() -> i32 {
-    // SAFETY: the function reads a static of the server, and no argument.
-    unsafe { pg_sys::pg_trigger_depth(std::ptr::null_mut()) }.value() as i32
 }

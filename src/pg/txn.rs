@@ -115,6 +115,17 @@ pub fn attempt<T>(body: impl FnOnce() -> Result<T, String>) -> Result<T, String>
     }
 }
 
+/// Runs `body` with a snapshot, at the end of a transaction.
+pub fn with_snapshot<T>(body: impl FnOnce() -> T) -> T {
+    // SAFETY: inside a transaction. After an error the end of the (sub)transaction removes the snapshot.
+    unsafe {
+        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+        let value = body();
+        pg_sys::PopActiveSnapshot();
+        value
+    }
+}
+
 /// Runs user code. An ERROR in it is raised with this DETAIL instead of its own.
 pub fn with_detail<T>(detail: impl Fn() -> String, body: impl FnOnce() -> T) -> T {
     let detail = AssertUnwindSafe(detail);

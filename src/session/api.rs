@@ -8,6 +8,8 @@ use crate::pg::args::{Args, Integers, JsonText, Jsonb, Legible, SqlText, SqlText
 use crate::pg::catalog::{self, Oid};
 use crate::pg::clock::{now_us, since_1970, unix_seconds};
 use crate::pg::lane_scan::{self, OutboxLanes};
+use crate::pg::trigger::Operation;
+use crate::pg::when::WhenCall;
 use crate::pg::{latch, signals, table, trigger, txn};
 use crate::session::checks::{
     check_enqueue, check_event, check_times, missing_seq, partition_of_label, routing_template, usable,
@@ -17,7 +19,7 @@ use crate::session::store::enqueue::{self as store, Enqueue, Keys};
 use crate::session::store::new_event::{self, IfExists, NewEvent, Times, new_id};
 use crate::session::store::statements::statements;
 use crate::session::store::{partition, publish, source as sources, subscriptions as stored_subscriptions};
-use crate::session::{capture, effects, source, subscriptions, utility};
+use crate::session::{capture, changes, effects, source, subscriptions, utility};
 use crate::shared::databases;
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fast_path;
@@ -148,7 +150,8 @@ fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<Option<i64>,
     let destination = usable(given.as_deref())?;
     check_times(times)?;
     let key = check_event(&event.event, &routing_template(destination))?;
-    let seqs = publish::publish(fcinfo, &[(event, key)], destination, times, if_exists)?;
+    changes::store_events()?; // of rows that this transaction has written before
+    let seqs = publish::publish(statements(fcinfo), &[(event, key)], destination, times, if_exists)?;
     Ok(seqs.first().copied())
 }
 
@@ -237,6 +240,28 @@ fn outbox_attached(fcinfo: pg_sys::FunctionCallInfo) {
 #[pg_extern(sql = false)]
 fn outbox_captured(fcinfo: pg_sys::FunctionCallInfo) {
     fire(fcinfo, capture::captured);
+}
+
+#[pg_extern(sql = false)]
+fn outbox_row_inserted(fcinfo: pg_sys::FunctionCallInfo) -> bool {
+    row_written(fcinfo, Operation::Insert)
+}
+
+#[pg_extern(sql = false)]
+fn outbox_row_updated(fcinfo: pg_sys::FunctionCallInfo) -> bool {
+    row_written(fcinfo, Operation::Update)
+}
+
+#[pg_extern(sql = false)]
+fn outbox_row_deleted(fcinfo: pg_sys::FunctionCallInfo) -> bool {
+    row_written(fcinfo, Operation::Delete)
+}
+
+/// The WHEN clauses of the triggers of outbox_capture call it for each row.
+fn row_written(fcinfo: pg_sys::FunctionCallInfo, operation: Operation) -> bool {
+    // SAFETY: the call's own fcinfo; the types are as sql/src/26_capture.sql declares them.
+    let call = unsafe { WhenCall::new(fcinfo) };
+    !config::replaying() && changes::row_written(call, operation).unwrap_or_else(|error| error.raise())
 }
 
 /// Runs every trigger function of the extension.

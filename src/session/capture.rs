@@ -1,5 +1,5 @@
-//! The triggers that outbox_attach and outbox_capture put on tables, and the roles that their parts run as. Called at
-//! the end of the statement that wrote the rows, in its session.
+//! The triggers that outbox_attach and outbox_capture put on tables, and the roles that their parts run as. Called in the
+//! session that writes the rows.
 //!
 //! The rows are read and the user's expressions evaluated as the writing role, as in any trigger. Only events and
 //! pointers are written as the owner of the extension, which a writer need not know. Inside outbox_publish that owner
@@ -8,33 +8,46 @@
 use crate::config::Context;
 use crate::error::{UserError, invalid};
 use crate::limits::check_body;
-use crate::pg::spi::SpiHeapTupleData;
-use crate::pg::trigger::{self, Call, Fired, Operation};
-use crate::pg::{security, text};
+use crate::pg::spi::{Spi, SpiClient, SpiHeapTupleData};
+use crate::pg::trigger::{self, Call, Fired, NamedTable, Operation, TriggerTable, When};
+use crate::pg::versions::{Side, Versions};
+use crate::pg::when::query_memory;
+use crate::pg::{catalog, security, text};
+use crate::session::changes;
 use crate::session::checks;
-use crate::session::nesting;
 use crate::session::store::enqueue::{self as store, Enqueue, Keys};
 use crate::session::store::new_event::{IfExists, NewEvent, Times};
-use crate::session::store::statements::statements;
+use crate::session::store::publish::Keyed;
+use crate::session::store::statements::{self, Statements, statements};
 use crate::session::store::{publish, source, written};
+use crate::store::aggregate_key;
 use outbox_core::change::{CaptureRules, Change, ChangedRow, Operations, Update};
+use outbox_core::change_log::{RowChange, Version, Write, Writer};
 use outbox_core::envelope;
+use outbox_core::route::Template;
 use outbox_core::trigger::{Attached, Captured};
 use outbox_worker::DEFAULT_DESTINATION;
 use pgrx::PgSqlErrorCode;
 use pgrx::spi::quote_identifier;
+use std::cell::Cell;
+use std::ffi::CStr;
 
 // ---- outbox_attach --------------------------------------------------------------------------------------------------
 
 /// Enqueues the rows of an event table that the condition chooses. Their order is that of their seqs, not of this loop.
 pub fn attached(call: Call) -> Result<(), UserError> {
     let fired = fired(call)?;
-    let attached = settings(&fired, outbox_core::trigger::parse::<Attached>)?;
-    let (Operation::Insert, false, Some(rows)) = (fired.operation, fired.is_before, &fired.new_rows) else {
-        return Err(foreign_trigger(&fired));
+    let attached = settings(
+        &fired.table.named,
+        &fired.argument,
+        outbox_core::trigger::parse::<Attached>,
+    )?;
+    let (Operation::Insert, When::AfterStatement, Some(rows)) = (fired.operation, &fired.when, &fired.new_rows) else {
+        return Err(foreign_trigger(&fired.table.named));
     };
     let destination = attached.destination.as_deref().unwrap_or(DEFAULT_DESTINATION);
-    let is_own_store = fired.oid == statements(call).event_table;
+    let statements = statements(call);
+    let is_own_store = fired.table.named.oid == statements.event_table;
     let sql = format!(
         "select r.{seq}::pg_catalog.int8, {key} from {rows} r{condition}",
         seq = quote_identifier(&attached.seq),
@@ -43,18 +56,18 @@ pub fn attached(call: Call) -> Result<(), UserError> {
         condition = attached.when.map_or(String::new(), |when| format!(" where ({when}\n)")),
     );
     let read = |row: &SpiHeapTupleData| {
-        let (seq, key): (Option<i64>, Option<String>) = (row.get(1)?, row.get(2)?);
-        Ok(((seq, key), 0)) // a key is short, or it was refused
+        let seq_and_key: (Option<i64>, Option<String>) = (row.get(1)?, row.get(2)?);
+        Ok(seq_and_key)
     };
-    written::read_rows(&fired, reader(&fired)?, &[sql], read, |batch| {
-        let (seqs, keys): (Vec<Option<i64>>, Vec<Option<String>>) = batch.into_iter().flatten().unzip();
+    written::read_rows(&fired, reader(statements)?, &sql, read, |batch| {
+        let (seqs, keys): (Vec<Option<i64>>, Vec<Option<String>>) = batch.into_iter().unzip();
         let Some(seqs) = seqs.into_iter().collect::<Option<Vec<i64>>>() else {
             return Err(checks::missing_seq());
         };
         for key in keys.iter().flatten() {
             envelope::check_short("key", key)?;
         }
-        checks::check_destination(&fired, destination)?;
+        checks::check_destination(statements, &fired.table.named, destination)?;
         if let Some(seq) = seqs.iter().find(|seq| **seq <= 0) {
             return Err(checks::bad_seq(*seq));
         }
@@ -75,97 +88,387 @@ pub fn attached(call: Call) -> Result<(), UserError> {
 
 // ---- outbox_capture -------------------------------------------------------------------------------------------------
 
-/// Makes an event of each row that was written, in the order of the writes, and enqueues it.
+/// The argument of the triggers of a table that is captured only through a table that it inherits from.
+const INHERITED: &str = r#"{"inherited": true}"#;
+/// The bytes of rows, not compressed, after which a batch ends.
+const BATCH_BYTES: usize = 4 << 20;
+
+/// A table whose rows make events.
+struct CapturedTable {
+    statements: &'static Statements,
+    named: NamedTable,
+    settings: Captured,
+    rules: CaptureRules,
+    template: Template,
+    /// What is read of each row.
+    columns: String,
+}
+
+/// The trigger of outbox_capture: a statement begins or ends, or a query is over.
 pub fn captured(call: Call) -> Result<(), UserError> {
-    let (fired, depth) = (fired(call)?, trigger::depth());
-    if fired.is_before {
-        nesting::begins(fired.root, depth);
+    let fired = fired(call)?;
+    match (&fired.when, fired.operation) {
+        (When::AfterRow(first), _) => changes::first_fires(first),
+        (When::BeforeStatement, Operation::Update | Operation::Delete) => statement_begins(&fired),
+        (When::AfterStatement, Operation::Truncate) => Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+            format!("TRUNCATE of table \"{}\" would make no events", fired.table.named.name),
+            "Use DELETE, which makes one for each row; or call outbox_uncapture first.",
+        )),
+        _ => Err(foreign_trigger(&fired.table.named)),
+    }
+}
+
+/// An UPDATE, DELETE or MERGE names the table. It writes rows of tables that inherit from it, too, whose triggers fire
+/// for it.
+fn statement_begins(fired: &Fired) -> Result<(), UserError> {
+    let children = fired.table.children();
+    if children.is_empty() {
         return Ok(());
     }
-    let captured = settings(&fired, outbox_core::trigger::parse::<Captured>)?;
-    let Some(operations) = Operations::parse(&captured.operations) else {
-        return Err(foreign_trigger(&fired));
-    };
-    if fired.operation == Operation::Truncate {
-        return Err(UserError::new(
-            PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
-            format!("TRUNCATE of table \"{}\" would make no events", fired.table),
-            "Use DELETE, which makes one for each row; or call outbox_uncapture first.",
-        ));
+    for child in &children {
+        let has_trigger = TriggerTable::with(*child, |child| child.row_trigger(is_capture).is_some());
+        if has_trigger == Some(false) {
+            let (child, table) = (catalog::relation_name(*child), &fired.table.named.name);
+            return Err(UserError::new(
+                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("table \"{child}\" inherits from the captured table \"{table}\", and has no triggers for it"),
+                format!("Call outbox_capture for \"{table}\" again, with the same arguments."),
+            ));
+        }
     }
-    let rules = CaptureRules {
-        prefix: captured.type_prefix.clone(),
-        operations,
-        marks_deleted: captured.soft_delete_column.is_some(),
-        key_columns: fired.primary_key(),
-    };
-    let columns = row_columns(&fired, &captured, &rules.key_columns)?;
-    let tables = match fired.operation {
-        Operation::Insert => vec![&fired.new_rows],
-        Operation::Delete => vec![&fired.old_rows],
-        _ => vec![&fired.old_rows, &fired.new_rows],
-    };
-    let tables: Option<Vec<&String>> = tables.into_iter().map(Option::as_ref).collect();
-    let Some(tables) = tables else {
-        return Err(foreign_trigger(&fired));
-    };
-    let sqls: Vec<String> = tables
-        .into_iter()
-        .map(|table| format!("select {columns} from {} r", quote_identifier(table)))
-        .collect();
-    let read = |row: &SpiHeapTupleData| {
-        let (json, id): (Option<String>, Option<String>) = (row.get(1)?, row.get(2)?);
-        let bytes = [&json, &id].into_iter().flatten().map(String::len).sum();
-        Ok(((json, id, row.get(3)?), bytes))
-    };
+    changes::statement_begins(query_memory(fired.call()), fired.table.named.oid, children);
+    Ok(())
+}
+
+/// Whether a function is that of the triggers of outbox_capture.
+fn is_capture(function: u32) -> bool {
+    thread_local! {
+        static KNOWN: Cell<u32> = const { Cell::new(0) };
+    }
+    let is_it = KNOWN.get() == function || catalog::is_function_of(c"outbox", c"outbox_captured", function);
+    if is_it {
+        KNOWN.set(function);
+    }
+    is_it
+}
+
+/// Stores the events of rows and enqueues them, in this order. Stops at a number of bytes; returns how many changes have
+/// their events now.
+pub fn store(changes: &[RowChange]) -> Result<usize, UserError> {
     let context = Context::snapshot();
-    let write = |changes: Vec<Change>| match changes.is_empty() {
-        true => Ok(()),
-        false => nesting::write(fired.root, depth, || write(&fired, &captured, &context, changes)),
-    };
-    let mut come = Vec::new();
-    written::read_rows(&fired, reader(&fired)?, &sqls, read, |batch| {
-        let rows = batch.into_iter().map(|rows| {
-            let rows = rows.into_iter().map(|row| row_of(&fired, row));
-            rows.collect::<Result<Vec<ChangedRow>, UserError>>()
-        });
-        let rows: Vec<Vec<ChangedRow>> = rows.collect::<Result<_, _>>()?;
-        let changes = changes_of(&fired, &rules, rows, &mut come)?;
-        write(changes)
+    written::with_own_memory(|| {
+        let read = read(changes)?;
+        let (count, mut events) = (read.rows.len(), Vec::new());
+        for (change, rows) in changes.iter().zip(read.rows) {
+            let Some((table, old, new)) = rows else { continue };
+            let table = &read.tables[table];
+            let Some(made) = table.change_of(change, old, new)? else {
+                continue;
+            };
+            if let Some(arrival) = changes::arrives_before(change, || table.key_of(&made)) {
+                let mut read = self::read(std::slice::from_ref(&arrival))?;
+                if let Some((table, _, Some(new))) = read.rows.pop().flatten() {
+                    let table = &read.tables[table];
+                    events.push(table.event_of(table.rules.inserted(new), &context)?);
+                }
+            }
+            events.push(table.event_of(made, &context)?);
+        }
+        publish(events)?;
+        Ok(count)
     })
-    .map_err(|error| match (error.sqlstate, error.detail.as_deref()) {
-        (
-            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED | PgSqlErrorCode::ERRCODE_CHARACTER_NOT_IN_REPERTOIRE,
-            None | Some(text::WHY_MAX_BYTES),
-        ) => {
-            let detail = Some(format!("The event is of table \"{}\".", fired.table));
-            UserError { detail, ..error }
+}
+
+/// An event with its destination.
+struct Addressed {
+    event: Keyed,
+    destination: String,
+    statements: &'static Statements,
+}
+
+/// Stores events and enqueues them, as outbox_publish does. Those with one destination are stored at once.
+fn publish(events: Vec<Addressed>) -> Result<(), UserError> {
+    let mut events = events.into_iter().peekable();
+    while let Some(first) = events.next() {
+        let (destination, statements) = (first.destination, first.statements);
+        let mut together = vec![first.event];
+        let is_same = |next: &Addressed| next.destination == destination && std::ptr::eq(next.statements, statements);
+        while let Some(next) = events.next_if(is_same) {
+            together.push(next.event);
         }
-        _ => error,
-    })?;
-    let mut come = come.into_iter();
-    loop {
-        let changes: Vec<Change> = come.by_ref().take(written::BATCH).collect();
-        if changes.is_empty() {
-            break;
-        }
-        write(changes)?;
-    }
-    let mut inside = nesting::inside(fired.root, depth);
-    if !inside.is_empty() {
-        security::run_as(statements(call).owner, || written::renumber(&mut inside))?;
-        nesting::renumbered(fired.root, inside);
+        publish::publish(statements, &together, &destination, Times::default(), IfExists::Error)?;
     }
     Ok(())
 }
 
+impl CapturedTable {
+    /// None: the table is not captured, or only through a table that it inherits from.
+    fn of(table: &TriggerTable) -> Result<Option<Self>, UserError> {
+        let Some((function, argument)) = table.row_trigger(is_capture) else {
+            return Ok(None);
+        };
+        if argument == INHERITED {
+            return Ok(None);
+        }
+        let settings = settings(&table.named, &argument, outbox_core::trigger::parse::<Captured>)?;
+        let Some(operations) = Operations::parse(&settings.operations) else {
+            return Err(foreign_trigger(&table.named));
+        };
+        let statements = statements::of_function(function);
+        checks::check_destination(statements, &table.named, destination_of(&settings))?;
+        let rules = CaptureRules {
+            prefix: settings.type_prefix.clone(),
+            operations,
+            marks_deleted: settings.soft_delete_column.is_some(),
+            key_columns: table.primary_key(),
+        };
+        Ok(Some(Self {
+            statements,
+            named: table.named.clone(),
+            columns: row_columns(table, &settings, &rules.key_columns)?,
+            template: checks::routing_template(destination_of(&settings)),
+            settings,
+            rules,
+        }))
+    }
+
+    /// The rows that a statement read: JSON, id and mark.
+    fn row(&self, row: (Option<String>, Option<String>, Option<bool>)) -> Result<ChangedRow, UserError> {
+        let (json, id, is_marked) = row;
+        let Some(aggregate_id) = id else {
+            return Err(UserError::new(
+                PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED,
+                format!("the aggregate_id of a row of table \"{}\" is NULL", self.named.name),
+                "Give outbox_capture an expression that is never NULL, for example with coalesce.",
+            ));
+        };
+        Ok(ChangedRow {
+            aggregate_id,
+            json: json.unwrap_or_default(),
+            is_marked: is_marked.unwrap_or_default(),
+        })
+    }
+
+    /// What a change of a row says. None: nothing.
+    fn change_of(
+        &self,
+        change: &RowChange,
+        old: Option<ChangedRow>,
+        new: Option<ChangedRow>,
+    ) -> Result<Option<Change>, UserError> {
+        let made = match (old, new) {
+            (None, None) => Ok(None),
+            (None, Some(new)) => Ok(Some(self.rules.inserted(new))),
+            (Some(old), None) => self.rules.deleted(old).map(Some),
+            (Some(old), Some(new)) => self.rules.updated(old, new).map(|update| match update {
+                Update::Nothing => None,
+                Update::Changed(made) => Some(made),
+                Update::Moved { gone, come } => {
+                    changes::arrives_later(change, self.key_of(&come));
+                    Some(gone)
+                }
+            }),
+        };
+        made.map_err(|error| {
+            UserError::new(
+                PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
+                format!("table \"{}\": {error}", self.named.name),
+                "This is a defect of outbox; please report it.",
+            )
+        })
+    }
+
+    fn key_of(&self, change: &Change) -> String {
+        aggregate_key(Some(&self.settings.aggregate_type), Some(&change.aggregate_id)).unwrap_or_default()
+    }
+
+    fn event_of(&self, change: Change, context: &Context) -> Result<Addressed, UserError> {
+        let kind = change.kind.clone();
+        let event = NewEvent::of_change(change, &self.settings.aggregate_type, context);
+        let checked = event.and_then(|event| {
+            check_body(event.event.body_bytes() as i64)?;
+            let key = checks::check_event(&event.event, &self.template)?;
+            Ok((event, key))
+        });
+        let event = checked.map_err(|error| UserError {
+            detail: Some(format!("The event is {kind} of table \"{}\".", self.named.name)),
+            ..error
+        })?;
+        Ok(Addressed {
+            event,
+            destination: destination_of(&self.settings).to_owned(),
+            statements: self.statements,
+        })
+    }
+}
+
+fn destination_of(settings: &Captured) -> &str {
+    settings.destination.as_deref().unwrap_or(DEFAULT_DESTINATION)
+}
+
+/// The rows of changes.
+struct ReadRows {
+    tables: Vec<CapturedTable>,
+    /// Of each change that was read. None: it makes no event.
+    rows: Vec<Option<ReadRow>>,
+}
+
+/// The position of its table, and the row before and after the change.
+type ReadRow = (usize, Option<ChangedRow>, Option<ChangedRow>);
+
+/// The rows of one table and writer.
+struct Group {
+    oid: u32,
+    writer: Writer,
+    /// None: they make no events.
+    rows: Option<(Versions, usize)>,
+}
+
+/// Reads the rows of changes, up to a number of bytes.
+fn read(changes: &[RowChange]) -> Result<ReadRows, UserError> {
+    Spi::connect_mut(|client| {
+        let (mut tables, mut groups, mut bytes) = (Vec::new(), Vec::<Group>::new(), 0);
+        let mut places = Vec::new();
+        for change in changes {
+            let (oid, writer) = (change.table(), change.source.writer);
+            let known = groups
+                .iter()
+                .position(|group| group.oid == oid && group.writer == writer);
+            let group = match known {
+                Some(known) => known,
+                None => {
+                    let rows = match Versions::of(oid) {
+                        Some(versions) => match CapturedTable::of(&versions.table())? {
+                            Some(table) => {
+                                tables.push(table);
+                                Some((versions, tables.len() - 1))
+                            }
+                            None => {
+                                versions.close();
+                                None
+                            }
+                        },
+                        None => None,
+                    };
+                    groups.push(Group { oid, writer, rows });
+                    groups.len() - 1
+                }
+            };
+            places.push(groups[group].rows.as_mut().and_then(|(versions, _)| {
+                let (sides, more) = add(versions, &change.write)?;
+                bytes += more;
+                Some((group, sides))
+            }));
+            if bytes > BATCH_BYTES {
+                break;
+            }
+        }
+        let mut read = Vec::new();
+        for group in &groups {
+            read.push(match &group.rows {
+                Some((versions, table)) => evaluate(client, versions, group.writer, &tables[*table])?,
+                None => Vec::new(),
+            });
+        }
+        let table_of: Vec<usize> = groups
+            .iter()
+            .map(|group| group.rows.as_ref().map_or(0, |(_, table)| *table))
+            .collect();
+        for (versions, _) in groups.into_iter().filter_map(|group| group.rows) {
+            versions.close();
+        }
+        let rows = places.into_iter().map(|place: Option<(usize, [Option<usize>; 2])>| {
+            let (group, sides) = place?;
+            let [old, new] = sides.map(|side| side.and_then(|at| read[group].get_mut(at)?.take()));
+            Some((table_of[group], old, new))
+        });
+        Ok(ReadRows {
+            rows: rows.collect(),
+            tables,
+        })
+    })
+}
+
+/// Adds the versions of a change to those of its table; returns their positions and their size. None: the change makes
+/// no event.
+fn add(versions: &mut Versions, write: &Write) -> Option<([Option<usize>; 2], usize)> {
+    let mut add = |version: Version, side| {
+        let at = versions.count();
+        versions.add(version, side).map(|added| (at, added))
+    };
+    Some(match write {
+        Write::Insert(new) | Write::Arrive { new, .. } => {
+            let (at, added) = add(*new, Side::New)?;
+            ([None, Some(at)], added.bytes)
+        }
+        Write::Delete(old) => {
+            let (at, added) = add(*old, Side::Old)?;
+            ([Some(at), None], added.bytes)
+        }
+        Write::Update { old, new } => {
+            let (before, old_added) = add(*old, Side::Old)?;
+            // When a row moves to another partition, core evaluates the clause of the partitioned table as well, with
+            // the partition that the row has left.
+            if old_added.is_moved && old.table == new.table {
+                return None;
+            }
+            let (after, new_added) = add(*new, Side::New)?;
+            ([Some(before), Some(after)], old_added.bytes + new_added.bytes)
+        }
+    })
+}
+
+/// Reads the rows, and evaluates the user's expressions, as the role that wrote them.
+fn evaluate(
+    client: &mut SpiClient,
+    versions: &Versions,
+    writer: Writer,
+    table: &CapturedTable,
+) -> Result<Vec<Option<ChangedRow>>, UserError> {
+    versions.show(ROWS);
+    let sql = format!("select {} from {} r", table.columns, ROWS.to_string_lossy());
+    let reader = match writer.role == table.statements.owner {
+        true => Some(crate::store::subscriptions::reader()?),
+        false => None,
+    };
+    let run = || written::run(client, table.named.oid, &sql);
+    let rows = match reader {
+        Some(role) => security::run_restricted_as(role, run),
+        None => security::run_with(writer.role, writer.restrictions, run),
+    };
+    versions.hide(ROWS);
+    let bytes: usize = match &rows {
+        Ok(rows) => rows
+            .iter()
+            .map(|(json, id, _)| json.as_ref().map_or(0, String::len) + id.as_ref().map_or(0, String::len))
+            .sum(),
+        Err(_) => 0,
+    };
+    text::check_memory(bytes * 4); // for the events made of them
+    let rows = rows.map_err(|error| match (error.sqlstate, error.detail.as_deref()) {
+        (
+            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED | PgSqlErrorCode::ERRCODE_CHARACTER_NOT_IN_REPERTOIRE,
+            None | Some(text::WHY_MAX_BYTES),
+        ) => {
+            let detail = Some(format!("The event is of table \"{}\".", table.named.name));
+            UserError { detail, ..error }
+        }
+        _ => error,
+    })?;
+    rows.into_iter().map(|row| table.row(row).map(Some)).collect()
+}
+
+/// The name of the table with the rows of a batch.
+const ROWS: &CStr = c"outbox_rows";
+
 /// What is read of each row: its JSON, the id of its aggregate, and whether it is marked as deleted.
-fn row_columns(fired: &Fired, captured: &Captured, key: &[String]) -> Result<String, UserError> {
-    let column = |name: &String| match fired.has_column(name) {
+fn row_columns(table: &TriggerTable, captured: &Captured, key: &[String]) -> Result<String, UserError> {
+    let column = |name: &String| match table.has_column(name) {
         true => Ok(format!("r.{}", quote_identifier(name))),
         false => Err(UserError::new(
             PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN,
-            format!("table \"{}\" has no column \"{name}\" for its events", fired.table),
+            format!("table \"{}\" has no column \"{name}\" for its events", table.named.name),
             "Call outbox_capture again, with the names that the columns have now.",
         )),
     };
@@ -182,7 +485,7 @@ fn row_columns(fired: &Fired, captured: &Captured, key: &[String]) -> Result<Str
         None if key.is_empty() => {
             return Err(UserError::new(
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-                format!("table \"{}\" no longer has a primary key", fired.table),
+                format!("table \"{}\" no longer has a primary key", table.named.name),
                 "Add one, or call outbox_capture again with aggregate_id.",
             ));
         }
@@ -211,118 +514,31 @@ fn aggregate_id(columns: &[String]) -> String {
     }
 }
 
-fn row_of(fired: &Fired, row: (Option<String>, Option<String>, Option<bool>)) -> Result<ChangedRow, UserError> {
-    let (json, id, is_marked) = row;
-    let Some(aggregate_id) = id else {
-        return Err(UserError::new(
-            PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED,
-            format!("the aggregate_id of a row of table \"{}\" is NULL", fired.table),
-            "Give outbox_capture an expression that is never NULL, for example with coalesce.",
-        ));
-    };
-    Ok(ChangedRow {
-        aggregate_id,
-        json: json.unwrap_or_default(),
-        is_marked: is_marked.unwrap_or_default(),
-    })
-}
-
-/// The changes that the rows of the old table, of the new table or of both make. If there are both, the n-th row of one
-/// belongs to the n-th of the other, because core adds to both at once. Changes whose events come last go to `come`.
-fn changes_of(
-    fired: &Fired,
-    rules: &CaptureRules,
-    mut rows: Vec<Vec<ChangedRow>>,
-    come: &mut Vec<Change>,
-) -> Result<Vec<Change>, UserError> {
-    let (last, first) = (rows.pop().unwrap_or_default(), rows.pop());
-    let changes: Result<Vec<Change>, String> = match (fired.operation, first) {
-        (Operation::Insert, _) => Ok(last.into_iter().map(|new| rules.inserted(new)).collect()),
-        (Operation::Update, Some(old)) => {
-            if old.len() != last.len() {
-                // Core adds a row to only one of the tables if it moves the row to a partition whose trigger then
-                // refuses it.
-                return Err(UserError::new(
-                    PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
-                    format!(
-                        "an UPDATE of table \"{}\" lost rows on their way to another partition",
-                        fired.table
-                    ),
-                    "A BEFORE INSERT trigger of that partition returned NULL. Delete such rows instead.",
-                ));
-            }
-            let updates = old.into_iter().zip(last).map(|(old, new)| rules.updated(old, new));
-            let changes = updates.filter_map(|update| match update {
-                Ok(Update::Nothing) => None,
-                Ok(Update::Changed(change)) => Some(Ok(change)),
-                Ok(Update::Moved { gone, come: new }) => {
-                    text::push(come, new);
-                    Some(Ok(gone))
-                }
-                Err(error) => Some(Err(error)),
-            });
-            changes.collect()
-        }
-        _ => last.into_iter().map(|old| rules.deleted(old)).collect(),
-    };
-    changes.map_err(|error| {
-        UserError::new(
-            PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
-            format!("table \"{}\": {error}", fired.table),
-            "This is a defect of outbox; please report it.",
-        )
-    })
-}
-
-/// Stores and enqueues the events, as outbox_publish does.
-fn write(fired: &Fired, captured: &Captured, context: &Context, changes: Vec<Change>) -> Result<(), UserError> {
-    let destination = captured.destination.as_deref().unwrap_or(DEFAULT_DESTINATION);
-    checks::check_destination(fired, destination)?;
-    let template = checks::routing_template(destination);
-    let keyed = |change: Change| {
-        let kind = change.kind.clone();
-        let event = NewEvent::of_change(change, &captured.aggregate_type, context);
-        let checked = event.and_then(|event| {
-            check_body(event.event.body_bytes() as i64)?;
-            let key = checks::check_event(&event.event, &template)?;
-            Ok((event, key))
-        });
-        checked.map_err(|error| UserError {
-            detail: Some(format!("The event is {kind} of table \"{}\".", fired.table)),
-            ..error
-        })
-    };
-    written::with_own_memory(|| {
-        let events = changes.into_iter().map(keyed).collect::<Result<Vec<_>, UserError>>()?;
-        publish::publish(fired.call(), &events, destination, Times::default(), IfExists::Error).map(drop)
-    })
-}
-
 // ---- both -----------------------------------------------------------------------------------------------------------
 
 fn fired(call: Call) -> Result<Fired, UserError> {
     trigger::fired(call).ok_or_else(|| {
         UserError::new(
             PgSqlErrorCode::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
-            "this function is for triggers of statements",
+            "this function is for triggers of outbox",
             "outbox_attach and outbox_capture make them.",
         )
     })
 }
 
-fn settings<T>(fired: &Fired, parse: fn(&str) -> Result<T, String>) -> Result<T, UserError> {
-    parse(&fired.argument).map_err(|error| UserError {
+fn settings<T>(table: &NamedTable, argument: &str, parse: fn(&str) -> Result<T, String>) -> Result<T, UserError> {
+    parse(argument).map_err(|error| UserError {
         detail: Some(format!("Its argument: {error}.")),
-        ..foreign_trigger(fired)
+        ..foreign_trigger(table)
     })
 }
 
 /// A user wrote this CREATE TRIGGER.
-fn foreign_trigger(fired: &Fired) -> UserError {
+fn foreign_trigger(table: &NamedTable) -> UserError {
     invalid(
         format!(
             "a trigger of table \"{}\" differs from the triggers that outbox creates",
-            fired.table
+            table.name
         ),
         "Drop it, and call outbox_attach or outbox_capture.",
     )
@@ -334,8 +550,8 @@ fn as_text(expression: &str) -> String {
 }
 
 /// The role to read as, if it is not the writing role.
-fn reader(fired: &Fired) -> Result<Option<u32>, UserError> {
-    if security::current_user() != statements(fired.call()).owner {
+fn reader(statements: &Statements) -> Result<Option<u32>, UserError> {
+    if security::current_user() != statements.owner {
         return Ok(None);
     }
     crate::store::subscriptions::reader().map(Some)

@@ -3,10 +3,10 @@
 
 use crate::config;
 use crate::error::{UserError, invalid};
-use crate::pg::trigger::Fired;
+use crate::pg::trigger::NamedTable;
 use crate::pg::{catalog, security};
 use crate::session::store::new_event::Times;
-use crate::session::store::statements::statements;
+use crate::session::store::statements::Statements;
 use crate::store::{self, AGGREGATE_KEY, aggregate_key};
 use outbox_core::envelope;
 use outbox_core::message::Event;
@@ -84,14 +84,14 @@ fn usable_by(role: u32, name: &str) -> Result<(), UserError> {
 /// Refuses the destination of a trigger if it does not exist, or if the owner of the table may not use it. A user may
 /// have written the trigger by hand, and the right may have been revoked since. The writing role is not checked, nor is
 /// the owner of outbox_events, on which only a superuser attaches.
-pub fn check_destination(fired: &Fired, name: &str) -> Result<(), UserError> {
+pub fn check_destination(statements: &Statements, table: &NamedTable, name: &str) -> Result<(), UserError> {
     match name {
         DEFAULT_DESTINATION => Ok(()),
-        name if fired.oid == statements(fired.call()).event_table => server_of(name).map(drop),
-        name => usable_by(fired.owner, name).map_err(|error| UserError {
+        name if table.oid == statements.event_table => server_of(name).map(drop),
+        name => usable_by(table.owner, name).map_err(|error| UserError {
             detail: Some(format!(
                 "It is the destination of a trigger on table \"{}\", and its owner may not use it.",
-                fired.table
+                table.name
             )),
             ..error
         }),

@@ -7,7 +7,7 @@
 
 use crate::pg::clock::now_us;
 use crate::pg::xact::{self, End};
-use crate::session::{fast_path, nesting};
+use crate::session::{changes, fast_path};
 use crate::shared::databases::{self, DatabaseEntry};
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fast_path::Handoff;
@@ -147,7 +147,6 @@ fn add_error(errors: &mut Vec<FailureGroup>, error: FailureGroup) {
 /// This transaction made a message ready for delivery. It takes the fast path if there is a handoff.
 pub fn ready(destination: &str, partition: Partition, seq: i64, handoff: Option<Handoff>) {
     record_shown(destination, partition, seq);
-    nesting::enqueued(destination, partition, seq);
     match handoff {
         Some(handoff) => {
             record(|effects| effects.handoffs.push(handoff));
@@ -159,9 +158,7 @@ pub fn ready(destination: &str, partition: Partition, seq: i64, handoff: Option<
 
 /// Whether this number of further messages of this transaction may take the fast path.
 pub fn may_use_fast_path(count: usize) -> bool {
-    fast_path::is_on()
-        && !nesting::is_inner()
-        && TRANSACTION.with_borrow(|transaction| fast_path::is_room(transaction.handoffs, count))
+    fast_path::is_on() && TRANSACTION.with_borrow(|transaction| fast_path::is_room(transaction.handoffs, count))
 }
 
 /// This transaction put a message where views look for waiting messages.
@@ -296,6 +293,7 @@ fn lower(one: Option<i64>, other: Option<i64>) -> Option<i64> {
 
 /// After Committed nothing in this section may allocate, log or raise an error: collections only shrink.
 fn ended(end: End) {
+    changes::ended(end);
     if end == End::Preparing && !transactions::prepare() {
         pgrx::error!("outbox has no room for another prepared transaction");
     }
@@ -355,7 +353,6 @@ impl Transaction {
 
     /// The transaction is over, however it ended: messages may have waited for its end.
     fn leave(&mut self) {
-        nesting::transaction_over();
         lifecycle::transaction_ends();
         if std::mem::take(&mut self.wakes) {
             databases::wake_workers();

@@ -3,12 +3,12 @@
 
 pub mod api;
 pub mod capture;
+mod changes;
 mod checks;
 pub mod declarations;
 pub mod effects;
 pub mod external;
 mod fast_path;
-mod nesting;
 pub mod source;
 pub mod store;
 pub mod subscriptions;

@@ -109,8 +109,7 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
     call(&cluster, "outbox_why", &[("seq", "1")]);
     assert_unharmed(&cluster);
     // A function that is not called proves nothing. The exceptions: the server itself calls them, or their bodies are
-    // inlined into another statement. `locate` runs only after rows have moved, and `renumber` only where a trigger
-    // changes a captured table again. `remove_initial_privileges` is for the scripts of the extension.
+    // inlined into another statement. `locate` runs only after rows have moved. `remove_initial_privileges` is for the scripts of the extension.
     let beside =
         "{outbox_amqp_validator,outbox_http_validator,outbox_partition_label,outbox_trim_inbox,attach_name,claim,
                    claim_unleased,has_ended,lease_is_live,locate,partition_label,remarks,
@@ -123,11 +122,6 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
             ("destinations", "'{default}'"),
             ("partitions", "'{1}'"),
         ],
-    );
-    call(
-        &cluster,
-        "outbox_internal.renumber",
-        &[("seqs", "'{}'"), ("destinations", "'{}'"), ("partitions", "'{}'")],
     );
     let uncalled = format!(
         "select coalesce(string_agg(p.proname, ' ' order by p.proname), '') from pg_proc p

@@ -8,6 +8,7 @@
 //! - [`message`]: the data types of a message's path: pointer and event in, publication out, outcome back.
 //! - [`event`]: an event, and the list of its columns.
 //! - [`change`]: the event that a written row makes, and its form, [`change::Rules`].
+//! - [`change_log`]: the rows that a transaction has written, until their events are stored.
 //! - [`trigger`]: the arguments of the triggers of `outbox_attach` and `outbox_capture`.
 //! - [`partition`]: the partition of a key, and its label.
 //! - [`lease`]: which worker acquires, renews and releases which partition.
@@ -43,6 +44,7 @@
 pub mod backoff;
 pub mod budget;
 pub mod change;
+pub mod change_log;
 pub mod cloudevents;
 pub mod engine;
 pub mod envelope;

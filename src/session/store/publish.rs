@@ -6,7 +6,7 @@ use super::enqueue::{NewMessage, Placed, check_max_pending, insert_messages};
 use super::insert;
 use super::new_event::{IfExists, NewEvent, Times};
 use super::partition::Partitioning;
-use super::statements::{Statements, statements};
+use super::statements::Statements;
 use super::subscriptions;
 use crate::error::{UserError, changed_since, internal};
 use crate::limits::check_body;
@@ -15,7 +15,6 @@ use crate::pg::lookup;
 use crate::pg::scan::Is;
 use crate::pg::spi::{Spi, SpiHeapTupleData, SpiResult};
 use crate::pg::table::{self, Table, Value};
-use crate::pg::trigger::Call;
 use crate::pg::{guc, security, text};
 use crate::session::effects;
 use crate::session::fast_path::{self, Inserted, Stored};
@@ -35,13 +34,12 @@ pub type Keyed = (NewEvent, Option<String>);
 
 /// Stores events in this order and enqueues them; returns their seqs.
 pub fn publish(
-    call: Call,
+    statements: &'static Statements,
     events: &[Keyed],
     destination: &str,
     times: Times,
     if_exists: IfExists,
 ) -> Result<Vec<i64>, UserError> {
-    let statements = statements(call);
     security::run_as(statements.owner, || {
         statements.lock(times.available_at.is_some());
         for (event, _) in events {

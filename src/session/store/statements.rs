@@ -77,7 +77,11 @@ thread_local! {
 
 /// They are never freed: the server must not be called while an error unwinds, nor when the process ends.
 pub fn statements(fcinfo: Call) -> &'static Statements {
-    let function = catalog::called_function(fcinfo);
+    of_function(catalog::called_function(fcinfo))
+}
+
+/// Those of a function of the extension.
+pub fn of_function(function: u32) -> &'static Statements {
     STATEMENTS.with_borrow_mut(|known| {
         if let Some(statements) = known.get(&function) {
             return *statements;

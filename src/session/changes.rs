@@ -1,0 +1,264 @@
+//! The rows that this session writes to captured tables, from the write to the event. Runs in a user's backend.
+//!
+//! The WHEN clause of the triggers of outbox_capture notes each row when it is written, in a log of the session. The
+//! events are stored later, in the order of the log: when the trigger of the first row of a query fires, which is after
+//! all its rows; when the log has enough rows for a batch; and before outbox_publish stores its event.
+
+use crate::error::{UserError, warning};
+use crate::pg::trigger::{Operation, row_table};
+use crate::pg::when::{self, QueryMemory, WhenCall};
+use crate::pg::xact::{self, End};
+use crate::pg::{guc, security, text, txn, versions};
+use crate::session::capture;
+use outbox_core::change_log::{ChangeLog, RowChange, Source, Version, Write, Writer};
+use pgrx::PgSqlErrorCode;
+use std::cell::{Cell, RefCell};
+use std::ffi::CStr;
+
+/// The most rows that are read and stored at once: a statement may write more than fits into memory.
+pub const BATCH: usize = 500;
+
+/// The same values make the same event in all sessions.
+const ENVIRONMENT: [(&CStr, &CStr); 6] = [
+    (c"search_path", c"pg_catalog, pg_temp"),
+    (c"timezone", c"UTC"),
+    (c"datestyle", c"ISO, MDY"),
+    (c"intervalstyle", c"postgres"),
+    (c"bytea_output", c"hex"),
+    (c"extra_float_digits", c"1"),
+];
+
+/// A query that has begun to write rows, or a statement on a table with children.
+struct OpenQuery {
+    memory: QueryMemory,
+    id: u64,
+    /// The captured tables that it names, each with the tables that inherit from it.
+    parents: Vec<(u32, Vec<u32>)>,
+}
+
+thread_local! {
+    static LOG: RefCell<ChangeLog> = RefCell::default();
+    static QUERIES: RefCell<Vec<OpenQuery>> = const { RefCell::new(Vec::new()) };
+    static IS_STORING: Cell<bool> = const { Cell::new(false) };
+}
+
+// ---- rows -----------------------------------------------------------------------------------------------------------
+
+/// A row was written. Returns whether its trigger is to fire: for the first row of a query, because the trigger fires
+/// when the query is over.
+pub fn row_written(call: WhenCall, operation: Operation) -> Result<bool, UserError> {
+    let known = call.kept::<Source>();
+    let is_first = known.is_none();
+    let source = match known {
+        Some(source) => source,
+        None => match source(call)? {
+            Some(source) => source,
+            None => return Ok(false),
+        },
+    };
+    let version = |argument| Version {
+        table: call.table(),
+        at: call.place(argument),
+    };
+    let pending = match operation {
+        Operation::Insert => {
+            let half = match source.may_move {
+                true => LOG.with_borrow(|log| log.half_of_move(source)),
+                false => None,
+            };
+            match half.is_some_and(versions::is_moved) {
+                true => noted(|log| log.moved(source, version(1), is_first)),
+                false => noted(|log| log.add(source, Write::Insert(version(1)), is_first)),
+            }
+        }
+        Operation::Update => {
+            let (old, new) = (version(1), version(2));
+            noted(|log| log.add(source, Write::Update { old, new }, is_first))
+        }
+        _ => noted(|log| log.add(source, Write::Delete(version(1)), is_first)),
+    };
+    if pending >= BATCH {
+        store_events()?;
+    }
+    Ok(is_first)
+}
+
+fn noted(note: impl FnOnce(&mut ChangeLog)) -> usize {
+    with_room(false, |log| {
+        note(log);
+        log.pending()
+    })
+}
+
+/// Its length depends on a user's data. Raises without memory, where Rust would abort the process.
+fn with_room<T>(arrives: bool, add: impl FnOnce(&mut ChangeLog) -> T) -> T {
+    let added = LOG.with_borrow_mut(|log| log.has_room(arrives).then(|| add(log)));
+    added.unwrap_or_else(|| text::out_of_memory(size_of::<RowChange>()))
+}
+
+/// Who writes the rows of this call's table, and of the later calls in its query. None: they make no events.
+fn source(call: WhenCall) -> Result<Option<Source>, UserError> {
+    if !call.is_genuine() {
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
+            "this function is for the triggers of outbox_capture",
+            "Call outbox_capture(), which creates them.",
+        ));
+    }
+    let oid = call.table();
+    let table = row_table(oid);
+    // Core evaluates the clause of the partitioned table, too, when a row moves; its trigger never fires.
+    if oid == 0 || table.is_partitioned {
+        return Ok(None);
+    }
+    if !table.is_table {
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+            "a captured table has a foreign table for a partition",
+            "Detach the foreign table, or call outbox_uncapture: Postgres does not report where its rows are.",
+        ));
+    }
+    let (role, restrictions) = security::user_and_restrictions();
+    let memory = call.query_memory();
+    let query = query(memory);
+    let through = QUERIES.with_borrow(|queries| {
+        let parents = queries.iter().filter(|query| query.memory == memory);
+        let mut parents = parents.flat_map(|query| &query.parents);
+        parents
+            .find(|(_, children)| children.contains(&oid))
+            .map(|(parent, _)| *parent)
+    });
+    let source = Source {
+        query,
+        savepoint: xact::current_savepoint(),
+        writer: Writer { role, restrictions },
+        through,
+        may_move: table.is_partition,
+    };
+    call.keep(source);
+    Ok(Some(source))
+}
+
+/// The id of the query with this memory.
+fn query(memory: QueryMemory) -> u64 {
+    let known = QUERIES.with_borrow(|queries| {
+        let known = queries.iter().rev().find(|query| query.memory == memory);
+        known.map(|query| query.id)
+    });
+    known.unwrap_or_else(|| {
+        let id = LOG.with_borrow_mut(|log| log.begin(xact::current_savepoint()));
+        when::at_end_of(memory, over, id);
+        QUERIES.with_borrow_mut(|queries| {
+            queries.push(OpenQuery {
+                memory,
+                id,
+                parents: Vec::new(),
+            });
+        });
+        id
+    })
+}
+
+/// A query is over, also by an error. Core frees its memory.
+fn over(query: u64) {
+    QUERIES.with_borrow_mut(|queries| queries.retain(|open| open.id != query));
+    LOG.with_borrow_mut(|log| log.ended(query));
+}
+
+/// A statement names a captured table, from which these inherit. Rows that it writes to them are captured as rows of
+/// the table.
+pub fn statement_begins(memory: QueryMemory, parent: u32, children: Vec<u32>) {
+    let id = query(memory);
+    QUERIES.with_borrow_mut(|queries| {
+        if let Some(query) = queries.iter_mut().find(|query| query.id == id) {
+            query.parents.retain(|(known, _)| *known != parent);
+            query.parents.push((parent, children));
+        }
+    });
+}
+
+/// The trigger of the first row that a query has written fires.
+pub fn first_fires(first: &Write) -> Result<(), UserError> {
+    LOG.with_borrow_mut(|log| log.first_fires(first));
+    store_events()
+}
+
+// ---- events ---------------------------------------------------------------------------------------------------------
+
+/// Stores the events of all rows that have none. Rows that are written meanwhile are stored by the outermost call.
+pub fn store_events() -> Result<(), UserError> {
+    if LOG.with_borrow(ChangeLog::pending) == 0 || IS_STORING.replace(true) {
+        return Ok(());
+    }
+    let _ends = Ends;
+    loop {
+        let changes = LOG.with_borrow(|log| log.next(BATCH, versions::is_moved));
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let stored = guc::with(&ENVIRONMENT, || capture::store(&changes))?;
+        if let Some(last) = changes[..stored].last() {
+            LOG.with_borrow_mut(|log| log.stored(last.number, xact::current_savepoint()));
+        }
+    }
+}
+
+struct Ends;
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        IS_STORING.set(false);
+    }
+}
+
+/// This update changes the id of the aggregate. It has the event of the old one now; that of the new one, with this key,
+/// comes after the rows of its query.
+pub fn arrives_later(change: &RowChange, key: String) {
+    with_room(true, |log| log.split(change.number, key));
+}
+
+/// The aggregate with the key of this event, if it comes later and must come before the event: another query changes it
+/// again.
+pub fn arrives_before(change: &RowChange, key: impl FnOnce() -> String) -> Option<RowChange> {
+    LOG.with_borrow_mut(|log| match log.has_arrivals() {
+        true => log.take_arrival(&key(), change.source.query, xact::current_savepoint()),
+        false => None,
+    })
+}
+
+// ---- the end of the transaction -------------------------------------------------------------------------------------
+
+/// After Committed this neither allocates nor raises.
+pub fn ended(end: End) {
+    match end {
+        End::Committing => store_before_commit(),
+        End::Preparing => {
+            LOG.with_borrow_mut(ChangeLog::all_ended);
+            if LOG.with_borrow(ChangeLog::pending) > 0 {
+                txn::with_snapshot(store_events).unwrap_or_else(|error| error.raise());
+            }
+        }
+        End::SavepointReleased { id, into } => LOG.with_borrow_mut(|log| log.released(id, into)),
+        End::SavepointAborted { id } => LOG.with_borrow_mut(|log| log.aborted(id)),
+        End::Committed | End::Aborted | End::Prepared => {
+            LOG.with_borrow_mut(ChangeLog::clear);
+            QUERIES.with_borrow_mut(Vec::clear);
+        }
+    }
+}
+
+/// No row is left here, unless a trigger of a user has the WHEN clause of ours. The transaction commits in any case.
+fn store_before_commit() {
+    LOG.with_borrow_mut(ChangeLog::all_ended);
+    let count = LOG.with_borrow(ChangeLog::pending);
+    if count == 0 {
+        return;
+    }
+    let store = || txn::with_snapshot(store_events).map_err(|error| error.message);
+    if let Err(message) = txn::attempt(store) {
+        warning(
+            format!("{count} rows of captured tables have no event: {message}"),
+            "Call outbox_capture() again for their tables.",
+        );
+    }
+}
