@@ -10,13 +10,14 @@
 //! | `bare` | how fast is lapin alone? |
 //! | `backlog` | how fast does the outbox drain? |
 //! | `clients` | how long do transactions of an application take, and when does the consumer have the message? |
-//! | `drain`, `shapes`, `latency`, `http`, `idle`, `peers`, `profile` | the rows |
+//! | `drain`, `shapes`, `latency`, `http`, `capture`, `idle`, `peers`, `profile` | the rows |
 //! | `stats`, `report` | what do the samples show, and how are they printed? |
 //!
 //! docs/benchmark-rows.md explains the rows.
 
 mod backlog;
 mod bare;
+mod capture;
 mod clients;
 mod cores;
 mod cpu;
@@ -51,6 +52,7 @@ fn main() {
             RowName::Snapshot => shapes::snapshot(&options, &mut report),
             RowName::Backlog => shapes::large_backlog(&options, &mut report),
             RowName::Http => http::http(&options, &mut report),
+            RowName::Capture => capture::capture(&options, &mut report),
             RowName::Idle => idle::idle(&options, &mut report),
             RowName::Peers => peers::peers(&options, &mut report),
             RowName::Profile => profile::profile(&options, &mut report),

@@ -49,6 +49,7 @@ pub enum RowName {
     Snapshot,
     Backlog,
     Http,
+    Capture,
     Idle,
     Peers,
     Profile,
