@@ -1967,7 +1967,7 @@ comment on function outbox_internal.mark(tid[], bigint[], text, smallint[], bigi
   ' partition n the element n + 1), which become the tokens of the claim; without one, token and claim_until.';
 
 create function outbox_internal.within_bytes(chosen outbox_internal.chosen[], bytes_max bigint)
-returns tid[] language sql immutable set search_path = pg_catalog, pg_temp as $$
+returns tid[] language sql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
   select array_agg(c.tid order by c.seq)
   from (select u.tid, u.seq, sum(u.share) over (order by u.seq) - u.share as bytes_before from unnest($1) u) c
   where c.bytes_before < $2;

@@ -254,7 +254,7 @@ fn a_claim_ends_with_the_message_that_reaches_its_limit_of_bytes() {
         ("select", format!("claim_unleased('default', -1, 3600, 100, {limit})")),
         (
             moves_behind,
-            format!("claim_waiting('w', 'default', 0::smallint, 'item:k', {epoch}, 100, 100, {limit})"),
+            format!("claim_waiting('w', 'default', 0::smallint, 'item:k', array[{epoch}], 100, 100, {limit})"),
         ),
     ] {
         let mut client = cluster.connect(DB);
