@@ -40,6 +40,7 @@ pub extern "C-unwind" fn _PG_init() {
     pg::backtrace::never();
     config::define();
     session::effects::init();
+    session::changes::init(session::capture::store);
     if pg::shmem::preloading() {
         shared::lifecycle::reserve();
         worker::launcher::register();

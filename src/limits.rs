@@ -15,3 +15,7 @@ pub fn check_body(bytes: i64) -> Result<(), UserError> {
         true => Err(too_large(bytes as usize)),
     }
 }
+
+/// The most rows of a table with triggers that are read and stored at once: a statement may write more than fits into
+/// memory.
+pub const BATCH: usize = 500;

@@ -91,7 +91,7 @@ const EXEMPT: [(&str, &str); 21] = [
     ("src/shared/statistics.rs", "impl Drop for DestinationStats"),
     ("src/pg/shmem.rs", "Drop for Release"),
     // Touches memory of this process alone.
-    ("src/session/nesting.rs", "impl Drop for Restores"),
+    ("src/session/changes.rs", "impl Drop for Ends"),
     // Writes variables of the server, and calls nothing.
     ("src/pg/foreign.rs", "impl Drop for Left"),
     // These free memory, but not while an error unwinds.

@@ -2,12 +2,11 @@
 //! become a named table for a statement. Called in the session that wrote them, on its main thread, inside an SPI
 //! session, whose end frees the memory.
 
-use super::major;
 use super::scan::tid;
 use super::trigger::TriggerTable;
+use super::{major, text};
 use outbox_core::change_log::Version;
 use pgrx::pg_sys;
-use std::ffi::CStr;
 
 /// Rows with the columns of a table.
 pub struct Versions {
@@ -115,7 +114,8 @@ impl Versions {
     }
 
     /// Makes the rows a table with this name for the statements of the innermost SPI session.
-    pub fn show(&self, name: &CStr) {
+    pub fn show(&self, name: &str) {
+        let name = text::to_c_string(name);
         // SAFETY: inside an SPI session, which ends before the memory is freed.
         unsafe {
             let named = pg_sys::palloc0(size_of::<pg_sys::EphemeralNamedRelationData>());
@@ -133,7 +133,8 @@ impl Versions {
         }
     }
 
-    pub fn hide(&self, name: &CStr) {
+    pub fn hide(&self, name: &str) {
+        let name = text::to_c_string(name);
         // SAFETY: inside the SPI session of `show`.
         unsafe { pg_sys::SPI_unregister_relation(name.as_ptr()) };
     }

@@ -16,9 +16,8 @@ pub struct WhenCall(pg_sys::FunctionCallInfo);
 pub struct QueryMemory(usize);
 
 impl WhenCall {
-    /// # Safety
-    /// The call has these arguments, and none is NULL in a genuine call.
-    pub unsafe fn new(call: pg_sys::FunctionCallInfo) -> Self {
+    /// The call that core passes to such a function. sql/src declares its arguments.
+    pub fn of(call: pg_sys::FunctionCallInfo) -> Self {
         Self(call)
     }
 
@@ -46,12 +45,12 @@ impl WhenCall {
 
     /// The OID of the table; 0 = it has none.
     pub fn table(self) -> u32 {
-        // SAFETY: promised in `new`.
+        // SAFETY: the argument is an OID, as sql/src declares it.
         unsafe { pgrx::fcinfo::pg_getarg::<pg_sys::Oid>(self.0, 0) }.map_or(0, pg_sys::Oid::to_u32)
     }
 
     pub fn place(self, argument: usize) -> RowId {
-        // SAFETY: promised in `new`; a tid is passed by reference.
+        // SAFETY: the argument is a tid, which is passed by reference.
         unsafe {
             let datum = pgrx::fcinfo::pg_getarg_datum(self.0, argument);
             datum.map_or_else(RowId::default, |datum| {

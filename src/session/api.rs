@@ -259,9 +259,7 @@ fn outbox_row_deleted(fcinfo: pg_sys::FunctionCallInfo) -> bool {
 
 /// The WHEN clauses of the triggers of outbox_capture call it for each row.
 fn row_written(fcinfo: pg_sys::FunctionCallInfo, operation: Operation) -> bool {
-    // SAFETY: the call's own fcinfo; the types are as sql/src/26_capture.sql declares them.
-    let call = unsafe { WhenCall::new(fcinfo) };
-    !config::replaying() && changes::row_written(call, operation).unwrap_or_else(|error| error.raise())
+    !config::replaying() && changes::row_written(WhenCall::of(fcinfo), operation).unwrap_or_else(|error| error.raise())
 }
 
 /// Runs every trigger function of the extension.

@@ -8,9 +8,8 @@
 use crate::config::Context;
 use crate::error::{UserError, invalid};
 use crate::limits::check_body;
-use crate::pg::spi::{Spi, SpiClient, SpiHeapTupleData};
+use crate::pg::spi::SpiHeapTupleData;
 use crate::pg::trigger::{self, Call, Fired, NamedTable, Operation, TriggerTable, When};
-use crate::pg::versions::{Side, Versions};
 use crate::pg::when::query_memory;
 use crate::pg::{catalog, security, text};
 use crate::session::changes;
@@ -19,10 +18,11 @@ use crate::session::store::enqueue::{self as store, Enqueue, Keys};
 use crate::session::store::new_event::{IfExists, NewEvent, Times};
 use crate::session::store::publish::Keyed;
 use crate::session::store::statements::{self, Statements, statements};
-use crate::session::store::{publish, source, written};
+use crate::session::store::written::{self, ReadTable};
+use crate::session::store::{publish, source};
 use crate::store::aggregate_key;
 use outbox_core::change::{CaptureRules, Change, ChangedRow, Operations, Update};
-use outbox_core::change_log::{RowChange, Version, Write, Writer};
+use outbox_core::change_log::RowChange;
 use outbox_core::envelope;
 use outbox_core::route::Template;
 use outbox_core::trigger::{Attached, Captured};
@@ -30,7 +30,6 @@ use outbox_worker::DEFAULT_DESTINATION;
 use pgrx::PgSqlErrorCode;
 use pgrx::spi::quote_identifier;
 use std::cell::Cell;
-use std::ffi::CStr;
 
 // ---- outbox_attach --------------------------------------------------------------------------------------------------
 
@@ -90,8 +89,6 @@ pub fn attached(call: Call) -> Result<(), UserError> {
 
 /// The argument of the triggers of a table that is captured only through a table that it inherits from.
 const INHERITED: &str = r#"{"inherited": true}"#;
-/// The bytes of rows, not compressed, after which a batch ends.
-const BATCH_BYTES: usize = 4 << 20;
 
 /// A table whose rows make events.
 struct CapturedTable {
@@ -158,18 +155,22 @@ fn is_capture(function: u32) -> bool {
 pub fn store(changes: &[RowChange]) -> Result<usize, UserError> {
     let context = Context::snapshot();
     written::with_own_memory(|| {
-        let read = read(changes)?;
+        let read = written::read_changes::<CapturedTable>(changes)?;
         let (count, mut events) = (read.rows.len(), Vec::new());
         for (change, rows) in changes.iter().zip(read.rows) {
             let Some((table, old, new)) = rows else { continue };
-            let table = &read.tables[table];
+            let Some(table) = &read.tables[table] else { continue };
+            let row = |row: Option<written::Row>| row.map(|row| table.row(row)).transpose();
+            let (old, new) = (row(old)?, row(new)?);
             let Some(made) = table.change_of(change, old, new)? else {
                 continue;
             };
             if let Some(arrival) = changes::arrives_before(change, || table.key_of(&made)) {
-                let mut read = self::read(std::slice::from_ref(&arrival))?;
-                if let Some((table, _, Some(new))) = read.rows.pop().flatten() {
-                    let table = &read.tables[table];
+                let mut read = written::read_changes::<CapturedTable>(std::slice::from_ref(&arrival))?;
+                if let Some((table, _, Some(new))) = read.rows.pop().flatten()
+                    && let Some(table) = &read.tables[table]
+                {
+                    let new = table.row(new)?;
                     events.push(table.event_of(table.rules.inserted(new), &context)?);
                 }
             }
@@ -202,7 +203,7 @@ fn publish(events: Vec<Addressed>) -> Result<(), UserError> {
     Ok(())
 }
 
-impl CapturedTable {
+impl ReadTable for CapturedTable {
     /// None: the table is not captured, or only through a table that it inherits from.
     fn of(table: &TriggerTable) -> Result<Option<Self>, UserError> {
         let Some((function, argument)) = table.row_trigger(is_capture) else {
@@ -233,8 +234,34 @@ impl CapturedTable {
         }))
     }
 
-    /// The rows that a statement read: JSON, id and mark.
-    fn row(&self, row: (Option<String>, Option<String>, Option<bool>)) -> Result<ChangedRow, UserError> {
+    fn columns(&self) -> &str {
+        &self.columns
+    }
+
+    fn oid(&self) -> u32 {
+        self.named.oid
+    }
+
+    fn statements(&self) -> &'static Statements {
+        self.statements
+    }
+
+    fn explain(&self, error: UserError) -> UserError {
+        match (error.sqlstate, error.detail.as_deref()) {
+            (
+                PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED | PgSqlErrorCode::ERRCODE_CHARACTER_NOT_IN_REPERTOIRE,
+                None | Some(text::WHY_MAX_BYTES),
+            ) => {
+                let detail = Some(format!("The event is of table \"{}\".", self.named.name));
+                UserError { detail, ..error }
+            }
+            _ => error,
+        }
+    }
+}
+
+impl CapturedTable {
+    fn row(&self, row: written::Row) -> Result<ChangedRow, UserError> {
         let (json, id, is_marked) = row;
         let Some(aggregate_id) = id else {
             return Err(UserError::new(
@@ -306,161 +333,6 @@ impl CapturedTable {
 fn destination_of(settings: &Captured) -> &str {
     settings.destination.as_deref().unwrap_or(DEFAULT_DESTINATION)
 }
-
-/// The rows of changes.
-struct ReadRows {
-    tables: Vec<CapturedTable>,
-    /// Of each change that was read. None: it makes no event.
-    rows: Vec<Option<ReadRow>>,
-}
-
-/// The position of its table, and the row before and after the change.
-type ReadRow = (usize, Option<ChangedRow>, Option<ChangedRow>);
-
-/// The rows of one table and writer.
-struct Group {
-    oid: u32,
-    writer: Writer,
-    /// None: they make no events.
-    rows: Option<(Versions, usize)>,
-}
-
-/// Reads the rows of changes, up to a number of bytes.
-fn read(changes: &[RowChange]) -> Result<ReadRows, UserError> {
-    Spi::connect_mut(|client| {
-        let (mut tables, mut groups, mut bytes) = (Vec::new(), Vec::<Group>::new(), 0);
-        let mut places = Vec::new();
-        for change in changes {
-            let (oid, writer) = (change.table(), change.source.writer);
-            let known = groups
-                .iter()
-                .position(|group| group.oid == oid && group.writer == writer);
-            let group = match known {
-                Some(known) => known,
-                None => {
-                    let rows = match Versions::of(oid) {
-                        Some(versions) => match CapturedTable::of(&versions.table())? {
-                            Some(table) => {
-                                tables.push(table);
-                                Some((versions, tables.len() - 1))
-                            }
-                            None => {
-                                versions.close();
-                                None
-                            }
-                        },
-                        None => None,
-                    };
-                    groups.push(Group { oid, writer, rows });
-                    groups.len() - 1
-                }
-            };
-            places.push(groups[group].rows.as_mut().and_then(|(versions, _)| {
-                let (sides, more) = add(versions, &change.write)?;
-                bytes += more;
-                Some((group, sides))
-            }));
-            if bytes > BATCH_BYTES {
-                break;
-            }
-        }
-        let mut read = Vec::new();
-        for group in &groups {
-            read.push(match &group.rows {
-                Some((versions, table)) => evaluate(client, versions, group.writer, &tables[*table])?,
-                None => Vec::new(),
-            });
-        }
-        let table_of: Vec<usize> = groups
-            .iter()
-            .map(|group| group.rows.as_ref().map_or(0, |(_, table)| *table))
-            .collect();
-        for (versions, _) in groups.into_iter().filter_map(|group| group.rows) {
-            versions.close();
-        }
-        let rows = places.into_iter().map(|place: Option<(usize, [Option<usize>; 2])>| {
-            let (group, sides) = place?;
-            let [old, new] = sides.map(|side| side.and_then(|at| read[group].get_mut(at)?.take()));
-            Some((table_of[group], old, new))
-        });
-        Ok(ReadRows {
-            rows: rows.collect(),
-            tables,
-        })
-    })
-}
-
-/// Adds the versions of a change to those of its table; returns their positions and their size. None: the change makes
-/// no event.
-fn add(versions: &mut Versions, write: &Write) -> Option<([Option<usize>; 2], usize)> {
-    let mut add = |version: Version, side| {
-        let at = versions.count();
-        versions.add(version, side).map(|added| (at, added))
-    };
-    Some(match write {
-        Write::Insert(new) | Write::Arrive { new, .. } => {
-            let (at, added) = add(*new, Side::New)?;
-            ([None, Some(at)], added.bytes)
-        }
-        Write::Delete(old) => {
-            let (at, added) = add(*old, Side::Old)?;
-            ([Some(at), None], added.bytes)
-        }
-        Write::Update { old, new } => {
-            let (before, old_added) = add(*old, Side::Old)?;
-            // When a row moves to another partition, core evaluates the clause of the partitioned table as well, with
-            // the partition that the row has left.
-            if old_added.is_moved && old.table == new.table {
-                return None;
-            }
-            let (after, new_added) = add(*new, Side::New)?;
-            ([Some(before), Some(after)], old_added.bytes + new_added.bytes)
-        }
-    })
-}
-
-/// Reads the rows, and evaluates the user's expressions, as the role that wrote them.
-fn evaluate(
-    client: &mut SpiClient,
-    versions: &Versions,
-    writer: Writer,
-    table: &CapturedTable,
-) -> Result<Vec<Option<ChangedRow>>, UserError> {
-    versions.show(ROWS);
-    let sql = format!("select {} from {} r", table.columns, ROWS.to_string_lossy());
-    let reader = match writer.role == table.statements.owner {
-        true => Some(crate::store::subscriptions::reader()?),
-        false => None,
-    };
-    let run = || written::run(client, table.named.oid, &sql);
-    let rows = match reader {
-        Some(role) => security::run_restricted_as(role, run),
-        None => security::run_with(writer.role, writer.restrictions, run),
-    };
-    versions.hide(ROWS);
-    let bytes: usize = match &rows {
-        Ok(rows) => rows
-            .iter()
-            .map(|(json, id, _)| json.as_ref().map_or(0, String::len) + id.as_ref().map_or(0, String::len))
-            .sum(),
-        Err(_) => 0,
-    };
-    text::check_memory(bytes * 4); // for the events made of them
-    let rows = rows.map_err(|error| match (error.sqlstate, error.detail.as_deref()) {
-        (
-            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED | PgSqlErrorCode::ERRCODE_CHARACTER_NOT_IN_REPERTOIRE,
-            None | Some(text::WHY_MAX_BYTES),
-        ) => {
-            let detail = Some(format!("The event is of table \"{}\".", table.named.name));
-            UserError { detail, ..error }
-        }
-        _ => error,
-    })?;
-    rows.into_iter().map(|row| table.row(row).map(Some)).collect()
-}
-
-/// The name of the table with the rows of a batch.
-const ROWS: &CStr = c"outbox_rows";
 
 /// What is read of each row: its JSON, the id of its aggregate, and whether it is marked as deleted.
 fn row_columns(table: &TriggerTable, captured: &Captured, key: &[String]) -> Result<String, UserError> {

@@ -5,18 +5,16 @@
 //! all its rows; when the log has enough rows for a batch; and before outbox_publish stores its event.
 
 use crate::error::{UserError, warning};
+use crate::limits::BATCH;
 use crate::pg::trigger::{Operation, row_table};
 use crate::pg::when::{self, QueryMemory, WhenCall};
 use crate::pg::xact::{self, End};
 use crate::pg::{guc, security, text, txn, versions};
-use crate::session::capture;
 use outbox_core::change_log::{ChangeLog, RowChange, Source, Version, Write, Writer};
 use pgrx::PgSqlErrorCode;
 use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
-
-/// The most rows that are read and stored at once: a statement may write more than fits into memory.
-pub const BATCH: usize = 500;
+use std::sync::OnceLock;
 
 /// The same values make the same event in all sessions.
 const ENVIRONMENT: [(&CStr, &CStr); 6] = [
@@ -34,6 +32,16 @@ struct OpenQuery {
     id: u64,
     /// The captured tables that it names, each with the tables that inherit from it.
     parents: Vec<(u32, Vec<u32>)>,
+}
+
+/// Stores the events of changes, and returns how many have theirs then: some may be left for the next call.
+type Store = fn(&[RowChange]) -> Result<usize, UserError>;
+
+static STORE: OnceLock<Store> = OnceLock::new();
+
+/// Called by `_PG_init`.
+pub fn init(store: Store) {
+    let _ = STORE.set(store);
 }
 
 thread_local! {
@@ -191,12 +199,13 @@ pub fn store_events() -> Result<(), UserError> {
         return Ok(());
     }
     let _ends = Ends;
+    let Some(store) = STORE.get() else { return Ok(()) };
     loop {
         let changes = LOG.with_borrow(|log| log.next(BATCH, versions::is_moved));
         if changes.is_empty() {
             return Ok(());
         }
-        let stored = guc::with(&ENVIRONMENT, || capture::store(&changes))?;
+        let stored = guc::with(&ENVIRONMENT, || store(&changes))?;
         if let Some(last) = changes[..stored].last() {
             LOG.with_borrow_mut(|log| log.stored(last.number, xact::current_savepoint()));
         }

@@ -3,7 +3,7 @@
 
 pub mod api;
 pub mod capture;
-mod changes;
+pub mod changes;
 mod checks;
 pub mod declarations;
 pub mod effects;

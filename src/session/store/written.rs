@@ -2,11 +2,16 @@
 //! the writing role. Runs in a user's backend.
 
 use crate::error::{UserError, internal};
+use crate::limits::BATCH;
 use crate::pg::security;
 use crate::pg::spi::{Spi, SpiClient, SpiHeapTupleData, SpiResult};
-use crate::pg::trigger::Fired;
-use crate::session::changes::BATCH;
+use crate::pg::text;
+use crate::pg::trigger::{Fired, TriggerTable};
+use crate::pg::versions::{Side, Versions};
+use crate::session::store::statements::Statements;
 use crate::store::statement::{self, SavedStatement};
+use crate::store::subscriptions;
+use outbox_core::change_log::{RowChange, Version, Write, Writer};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -58,17 +63,164 @@ fn as_reader<T>(reader: Option<u32>, body: impl FnOnce() -> T) -> T {
     }
 }
 
+// ---- rows of captured tables ----------------------------------------------------------------------------------------
+
+/// The bytes of rows, not compressed, after which a batch ends.
+const BATCH_BYTES: usize = 4 << 20;
+/// The name of the rows of a batch in the statement that reads them.
+const ROWS: &str = "outbox_rows";
+
+/// A table whose rows are read.
+pub trait ReadTable: Sized {
+    /// None: its rows are not read.
+    fn of(table: &TriggerTable) -> Result<Option<Self>, UserError>;
+    /// In SQL, over a row `r`: what [`Row`] has.
+    fn columns(&self) -> &str;
+    fn oid(&self) -> u32;
+    fn statements(&self) -> &'static Statements;
+    /// Adds what a user must know to an error.
+    fn explain(&self, error: UserError) -> UserError;
+}
+
 /// JSON, id of the aggregate, and whether it is marked as deleted.
 pub type Row = (Option<String>, Option<String>, Option<bool>);
 
-/// Runs the statement that reads the rows of a table.
-pub fn run(client: &mut SpiClient, table: u32, sql: &str) -> Result<Vec<Row>, UserError> {
-    let rows = prepared(client, table, sql).and_then(|statement| {
-        let rows = client.update(&**statement, None, &[])?;
-        rows.map(|row| Ok((row.get(1)?, row.get(2)?, row.get(3)?))).collect()
-    });
-    rows.map_err(internal)
+pub struct ReadRows<T> {
+    /// None: its rows are not read.
+    pub tables: Vec<Option<T>>,
+    /// Of each change that was read. None: it makes no event.
+    pub rows: Vec<Option<ReadRow>>,
 }
+
+/// The position of the table, and the row before and after the change.
+type ReadRow = (usize, Option<Row>, Option<Row>);
+
+/// The rows of one table that one role wrote.
+struct Group<T> {
+    oid: u32,
+    writer: Writer,
+    read: Option<(Versions, T)>,
+}
+
+/// Where the rows before and after a change are among those of its group.
+type Places = [Option<usize>; 2];
+
+/// Reads the rows of changes, up to a number of bytes, as the roles that wrote them.
+pub fn read_changes<T: ReadTable>(changes: &[RowChange]) -> Result<ReadRows<T>, UserError> {
+    Spi::connect_mut(|client| {
+        let (mut groups, mut bytes, mut placed) = (Vec::new(), 0, Vec::new());
+        for change in changes {
+            let group = group_of::<T>(change, &mut groups)?;
+            placed.push(groups[group].read.as_mut().and_then(|(versions, _)| {
+                let (places, more) = add(versions, &change.write)?;
+                bytes += more;
+                Some((group, places))
+            }));
+            if bytes > BATCH_BYTES {
+                break;
+            }
+        }
+        let (mut tables, mut rows) = (Vec::new(), Vec::new());
+        for Group { writer, read, .. } in groups {
+            let Some((versions, table)) = read else {
+                tables.push(None);
+                rows.push(Vec::new());
+                continue;
+            };
+            rows.push(evaluate(client, &versions, writer, &table).map_err(|error| table.explain(error))?);
+            versions.close();
+            tables.push(Some(table));
+        }
+        let taken = placed.into_iter().map(|placed: Option<(usize, Places)>| {
+            let (group, places) = placed?;
+            let [old, new] = places.map(|place| rows[group].get_mut(place?)?.take());
+            Some((group, old, new))
+        });
+        Ok(ReadRows {
+            rows: taken.collect(),
+            tables,
+        })
+    })
+}
+
+fn group_of<T: ReadTable>(change: &RowChange, groups: &mut Vec<Group<T>>) -> Result<usize, UserError> {
+    let (oid, writer) = (change.table(), change.source.writer);
+    let is_of = |group: &Group<T>| group.oid == oid && group.writer == writer;
+    if let Some(known) = groups.iter().position(is_of) {
+        return Ok(known);
+    }
+    let mut read = None;
+    if let Some(versions) = Versions::of(oid) {
+        match T::of(&versions.table())? {
+            Some(table) => read = Some((versions, table)),
+            None => versions.close(),
+        }
+    }
+    groups.push(Group { oid, writer, read });
+    Ok(groups.len() - 1)
+}
+
+/// Adds the versions of a change to those of its group; returns their places and their size. None: the change makes no
+/// event.
+fn add(versions: &mut Versions, write: &Write) -> Option<(Places, usize)> {
+    let mut add = |version: Version, side| {
+        let at = versions.count();
+        versions.add(version, side).map(|added| (at, added))
+    };
+    Some(match write {
+        Write::Insert(new) | Write::Arrive { new, .. } => {
+            let (at, added) = add(*new, Side::New)?;
+            ([None, Some(at)], added.bytes)
+        }
+        Write::Delete(old) => {
+            let (at, added) = add(*old, Side::Old)?;
+            ([Some(at), None], added.bytes)
+        }
+        Write::Update { old, new } => {
+            let (before, old_added) = add(*old, Side::Old)?;
+            // When a row moves to another partition, core evaluates the clause of the partitioned table as well, with
+            // the partition that the row has left.
+            if old_added.is_moved && old.table == new.table {
+                return None;
+            }
+            let (after, new_added) = add(*new, Side::New)?;
+            ([Some(before), Some(after)], old_added.bytes + new_added.bytes)
+        }
+    })
+}
+
+/// Runs the statement that reads the rows, with the expressions of users.
+fn evaluate<T: ReadTable>(
+    client: &mut SpiClient,
+    versions: &Versions,
+    writer: Writer,
+    table: &T,
+) -> Result<Vec<Option<Row>>, UserError> {
+    versions.show(ROWS);
+    let sql = format!("select {} from {ROWS} r", table.columns());
+    let run = || {
+        let statement = prepared(client, table.oid(), &sql)?;
+        let rows = client.update(&**statement, None, &[])?;
+        rows.map(|row| Ok(Some((row.get(1)?, row.get(2)?, row.get(3)?))))
+            .collect::<SpiResult<Vec<Option<Row>>>>()
+    };
+    let rows = match writer.role == table.statements().owner {
+        true => security::run_restricted_as(subscriptions::reader()?, run),
+        false => security::run_with(writer.role, writer.restrictions, run),
+    };
+    versions.hide(ROWS);
+    let rows = rows.map_err(internal)?;
+    let length = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+    let bytes: usize = rows
+        .iter()
+        .flatten()
+        .map(|(json, id, _)| length(json) + length(id))
+        .sum();
+    text::check_memory(bytes * 4); // for the events made of them
+    Ok(rows)
+}
+
+// ---- both -----------------------------------------------------------------------------------------------------------
 
 fn prepared(client: &mut SpiClient, of: u32, sql: &str) -> SpiResult<Rc<SavedStatement>> {
     let known = PREPARED.with_borrow(|known| {
