@@ -109,9 +109,10 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
     call(&cluster, "outbox_why", &[("seq", "1")]);
     assert_unharmed(&cluster);
     // A function that is not called proves nothing. The exceptions: the server itself calls them, or their bodies are
-    // inlined into another statement. `locate` runs only after rows have moved. `remove_initial_privileges` is for the scripts of the extension.
+    // inlined into another statement. `locate` runs only after rows have moved,
+    // `refuse_virtual` on Postgres 18. `remove_initial_privileges` is for the scripts of the extension.
     let beside =
-        "{outbox_amqp_validator,outbox_http_validator,outbox_partition_label,outbox_trim_inbox,attach_name,claim,
+        "{refuse_virtual,outbox_amqp_validator,outbox_http_validator,outbox_partition_label,outbox_trim_inbox,attach_name,claim,
                    claim_unleased,has_ended,lease_is_live,locate,partition_label,remarks,
                    remove_initial_privileges,crash_weight}";
     call(
