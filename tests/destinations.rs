@@ -584,7 +584,7 @@ fn every_destination_keeps_the_order_of_its_keys_during_its_failures() {
         DB,
         &format!(
             "create server narrow foreign data wrapper outbox_amqp options (exchange '{narrow_exchange}');
-             create function copy() returns trigger language plpgsql security definer as $$ begin
+             create function copy() returns trigger language plpgsql security definer set search_path = public as $$ begin
                perform outbox_enqueue(new.seq, destination => 'other');
                perform outbox_enqueue(new.seq, destination => 'narrow');
                return null; end $$;

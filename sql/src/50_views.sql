@@ -313,6 +313,8 @@ begin atomic
     join pg_language l on l.oid = p.prolang
     where t.relkind in ('r', 'p') and l.lanname not in ('internal', 'c') and p.prosqlbody is null
       and not exists (select from unnest(p.proconfig) c where c like 'search\_path=%')
+      and not exists (select from pg_trigger d where a.classid = 'pg_trigger'::regclass and d.oid = a.objid and d.tgenabled = 'D')
+      and not exists (select from pg_rewrite d where a.classid = 'pg_rewrite'::regclass and d.oid = a.objid and d.ev_enabled = 'D')
       and (exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
                    where d.classid = 'pg_class'::regclass and d.objid = t.oid
                      and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
