@@ -570,12 +570,31 @@ returns text language sql stable return outbox_internal.not_adopted();
 comment on function @extschema@.outbox_not_adopted() is
   'Why nothing is delivered until outbox_adopt(), as a text; NULL if this database is adopted.';
 
-create function @extschema@.outbox_adopt(reason text default null)
+create function @extschema@.outbox_adopt(reason text default null, destination text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  why constant text := outbox_internal.not_adopted();
+  why text;
   highest integer;
 begin
+  if outbox_adopt.destination is not null then
+    select d.not_adopted into why from outbox_internal.destinations() d
+    where d.destination = outbox_adopt.destination and d.server is not null;
+    if not found then
+      raise exception 'destination "%" is no server', outbox_adopt.destination
+        using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
+    end if;
+    update outbox_internal.destination_owners o set owner = s.owner, owner_oid = s.owner_oid, server = s.server
+    from outbox_internal.servers s
+    where s.destination = o.destination and s.destination = outbox_adopt.destination and not s.is_adopted;
+    if not found then
+      return false;
+    end if;
+    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+    perform outbox_internal.record_audit(
+      'adopt'::text, jsonb_build_object('destination', outbox_adopt.destination, 'why', why), null::bigint, reason);
+    return true;
+  end if;
+  why := outbox_internal.not_adopted();
   if why is null then
     return false;
   end if;
@@ -592,16 +611,122 @@ begin
   from (select greatest((select max(e.seq) from @extschema@.outbox_events e), i.highest_seq) as seq
         from @extschema@.outbox_identity i) k, outbox_internal.drawn_seq d
   where k.seq > d.seq;
+  perform outbox_internal.record_owners();
   perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
   perform outbox_internal.record_audit('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
   return true;
 end
 $$;
-comment on function @extschema@.outbox_adopt(text) is
+comment on function @extschema@.outbox_adopt(text, text) is
   'Lets a copy deliver, within about a second: a restored dump, a copied database or server, a database after'
-  ' pg_upgrade. False if it is adopted already.';
+  ' pg_upgrade. With a destination, lets its server have the messages of that name, although the server before it belonged'
+  ' to another role. False if it is adopted already.';
 
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_identity', '');
+
+-- ---- sql/src/13_owners.sql
+
+-- Whose is the name of a destination? Messages and subscriptions have the name of a server, and a name that is free again
+-- can be taken by each role that may create servers. So the database records the owner of the server of each name, and
+-- the server of another owner gets nothing until outbox_adopt(destination => ...).
+
+create table outbox_internal.destination_owners (
+  destination name primary key,
+  owner       text not null,
+  owner_oid   oid,
+  server      oid
+);
+comment on table outbox_internal.destination_owners is
+  'For the name of each destination that is a server, or was one: whose server may have its messages.';
+comment on column outbox_internal.destination_owners.owner is
+  'The name of the role. It counts while owner_oid is NULL: in a restored dump.';
+comment on column outbox_internal.destination_owners.server is
+  'The server itself: it stays the same when it gets another owner. NULL = it was renamed, or the row was restored.';
+select pg_catalog.pg_extension_config_dump('outbox_internal.destination_owners', '');
+
+create function outbox_internal.destination_owners_restore() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  -- CREATE SERVER comes before the rows of a dump, and has recorded the role that restores. OIDs mean nothing here.
+  delete from outbox_internal.destination_owners o where o.destination = new.destination;
+  if found or not exists (select from pg_foreign_server s where s.oid = new.server and s.srvname = new.destination) then
+    new.owner_oid := null;
+    new.server := null;
+  end if;
+  return new;
+end
+$$;
+comment on function outbox_internal.destination_owners_restore() is
+  'Lets the rows of a dump replace those that CREATE SERVER wrote during its restore.';
+create trigger destination_owners_restore before insert on outbox_internal.destination_owners
+  for each row execute function outbox_internal.destination_owners_restore();
+alter table outbox_internal.destination_owners enable always trigger destination_owners_restore;
+comment on trigger destination_owners_restore on outbox_internal.destination_owners is
+  'Internal: lets the rows of a dump replace those of its restore.';
+
+create view outbox_internal.servers as
+select s.srvname as destination, w.fdwname as wrapper, s.oid as server, s.srvowner as owner_oid, s.srvoptions as options,
+       pg_get_userbyid(s.srvowner) as owner, o.owner as owner_before,
+       (o.destination is null or o.server = s.oid or o.owner_oid = s.srvowner
+        or o.owner_oid is null and o.owner = pg_get_userbyid(s.srvowner)) is true as is_adopted
+from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
+left join outbox_internal.destination_owners o on o.destination = s.srvname
+where w.fdwname in ('outbox_amqp', 'outbox_http')
+  -- One named "default" stands for the settings, if its owner may change where all default messages go.
+  and (s.srvname <> 'default' or pg_has_role(s.srvowner, 'outbox_admin', 'usage'));
+comment on view outbox_internal.servers is
+  'The servers of outbox that count. One is adopted if it is the one that had the name before, if its owner had that one, or if the'
+  ' name is new.';
+
+create function outbox_internal.record_owners()
+returns void language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  -- A server that was renamed may not come back under another owner: the name stays with the owner.
+  update outbox_internal.destination_owners o set server = null
+  from pg_foreign_server s where s.oid = o.server and s.srvname <> o.destination;
+  update outbox_internal.destination_owners o set owner = s.owner, owner_oid = s.owner_oid, server = s.server
+  from outbox_internal.servers s
+  where s.destination = o.destination and s.is_adopted
+    and (o.owner, o.owner_oid, o.server) is distinct from (s.owner::text, s.owner_oid, s.server);
+  insert into outbox_internal.destination_owners (destination, owner, owner_oid, server)
+  select s.destination, s.owner, s.owner_oid, s.server from outbox_internal.servers s where s.owner_before is null
+  on conflict do nothing; -- a worker may record the same one
+end
+$$;
+comment on function outbox_internal.record_owners() is
+  'Records new names of servers, and new owners of servers that are adopted.';
+
+create function outbox_internal.on_server_change()
+returns event_trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  server record;
+begin
+  perform outbox_internal.record_owners();
+  if tg_event = 'ddl_command_start' then
+    return; -- REASSIGN OWNED has no event: its new owners are recorded before a server can be dropped
+  end if;
+  for server in
+    select s.* from outbox_internal.servers s join pg_event_trigger_ddl_commands() c on c.objid = s.server
+    where c.classid = 'pg_foreign_server'::regclass and not s.is_adopted
+  loop
+    raise warning 'destination "%" gets no messages until an administrator adopts it', server.destination
+      using detail = format('The server of that name belonged to %I; this one belongs to %I.', server.owner_before, server.owner),
+            hint = format('select outbox_adopt(destination => %L)', server.destination);
+  end loop;
+end
+$$;
+comment on function outbox_internal.on_server_change() is
+  'Records the owners of servers in the transaction that creates or changes them, and warns of a name that was another''s.';
+create event trigger outbox_servers on ddl_command_end when tag in ('CREATE SERVER', 'ALTER SERVER')
+  execute function outbox_internal.on_server_change();
+alter event trigger outbox_servers enable always;
+comment on event trigger outbox_servers is
+  'Internal: records the owners of the servers of outbox.';
+create event trigger outbox_servers_dropped on ddl_command_start when tag in ('DROP SERVER', 'DROP OWNED')
+  execute function outbox_internal.on_server_change();
+alter event trigger outbox_servers_dropped enable always;
+comment on event trigger outbox_servers_dropped is
+  'Internal: records the owners of the servers of outbox before one is dropped.';
 
 -- ---- sql/src/20_enqueue.sql
 
@@ -1613,27 +1738,27 @@ comment on function outbox_internal.report(text, text, text, text, text, timesta
   ' if a session requested it; outbox_health shows it.';
 
 create function outbox_internal.destinations(
-  out destination text, out wrapper text, out server oid, out options text[], out paused boolean
+  out destination text, out wrapper text, out server oid, out options text[], out paused boolean, out not_adopted text
 ) returns setof record language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 begin
   return query
   with known as (
-    select s.srvname::text as name, w.fdwname::text as wrapper, s.oid as server, s.srvoptions as options
-    from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
-    where w.fdwname in ('outbox_amqp', 'outbox_http')
-      and (s.srvname <> 'default' or pg_has_role(s.srvowner, 'outbox_admin', 'usage'))
+    select s.destination::text as name, s.wrapper::text as wrapper, s.server, s.options,
+           case when not s.is_adopted
+                then format('its server belongs to %I, and the one before it belonged to %s%I', s.owner,
+                            case when s.owner = s.owner_before then 'another role ' else '' end, s.owner_before) end as why
+    from outbox_internal.servers s
     union all
-    select 'default', null, null, null
+    select 'default', null, null, null, null
   )
-  -- A server named "default" stands for the settings, if its owner may change where all default messages go.
   select distinct on (k.name collate "C") k.name, k.wrapper, k.server, k.options,
-         exists (select from @extschema@.outbox_paused p where p.destination = k.name)
+         exists (select from @extschema@.outbox_paused p where p.destination = k.name), k.why
   from known k order by k.name collate "C", k.server nulls last;
 end
 $$;
 comment on function outbox_internal.destinations() is
   'All destinations: the foreign servers of outbox, and "default" with no server if it is described by the'
-  ' settings.';
+  ' settings. not_adopted: why one gets nothing until outbox_adopt(destination => ...).';
 
 create view outbox_internal.blockers as
 select w.destination, w.partition, w.key, w.seq from @extschema@.outbox_waiting w
@@ -1663,7 +1788,7 @@ comment on function outbox_internal.blocked_lanes() is
 
 create function outbox_internal.destination_exists(destination text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
-  select exists (select from outbox_internal.destinations() d where d.destination = $1);
+  select $1 = 'default' or exists (select from outbox_internal.servers s where s.destination = $1 collate "C");
 $$;
 comment on function outbox_internal.destination_exists(text) is
   'Whether this destination exists.';
@@ -2221,12 +2346,10 @@ comment on function outbox_internal.locate(bigint[], text[], smallint[]) is
 create view outbox_internal.notice_receivers as
 select n.destination, n.receiver, p.problem, p.remedy
 from (
-  select s.srvname as destination, quote_ident(pg_get_userbyid(s.srvowner)) as owner, s.srvowner,
+  select s.destination, quote_ident(s.owner) as owner, s.owner_oid,
          substr(o.option, length('dead_letters_to=') + 1)::name as receiver
-  from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
-  cross join unnest(s.srvoptions) o (option)
-  where w.fdwname in ('outbox_amqp', 'outbox_http') and starts_with(o.option, 'dead_letters_to=')
-    and (s.srvname <> 'default' or pg_has_role(s.srvowner, 'outbox_admin', 'usage'))) n
+  from outbox_internal.servers s cross join unnest(s.options) o (option)
+  where s.is_adopted and starts_with(o.option, 'dead_letters_to=')) n
 left join (pg_foreign_server r join pg_foreign_data_wrapper v on v.oid = r.srvfdw and v.fdwname in ('outbox_amqp', 'outbox_http'))
   on r.srvname = n.receiver
 left join lateral (
@@ -2236,7 +2359,7 @@ left join lateral (
      format('ALTER SERVER %I OPTIONS (DROP dead_letters_to)', n.destination)),
     (n.receiver <> 'default' and r.oid is null, 'it does not exist',
      format('ALTER SERVER %I OPTIONS (DROP dead_letters_to); or create the server %I', n.destination, n.receiver)),
-    (n.receiver <> 'default' and not has_server_privilege(n.srvowner, r.oid, 'usage'), n.owner || ' has no USAGE on it',
+    (n.receiver <> 'default' and not has_server_privilege(n.owner_oid, r.oid, 'usage'), n.owner || ' has no USAGE on it',
      format('GRANT USAGE ON FOREIGN SERVER %I TO %s', n.receiver, n.owner))) x (applies, problem, remedy)
   where x.applies limit 1) p on true;
 comment on view outbox_internal.notice_receivers is
@@ -3803,9 +3926,8 @@ declare
   -- Negative, as those of workers without leases; each call has another one.
   token constant bigint := hashtextextended(gen_random_uuid()::text, 0) | (-9223372036854775808);
   -- A partition is one order, whatever the keys.
-  by_partition constant boolean := exists (
-    select from outbox_internal.destinations() d
-    where d.destination = to_destination and 'ordering=partition' = any (d.options));
+  by_partition boolean;
+  not_adopted text;
   lane_rows bigint := max_rows;
   seqs bigint[];
   keys text[];
@@ -3816,6 +3938,13 @@ declare
   chosen outbox_internal.chosen[];
   held_until timestamptz;
 begin
+  select 'ordering=partition' = any (d.options), d.not_adopted into by_partition, not_adopted
+  from outbox_internal.destinations() d where d.destination = to_destination;
+  if not_adopted is not null then
+    raise exception 'destination "%" is not adopted: %', to_destination, not_adopted
+      using errcode = 'object_not_in_prerequisite_state', hint = format('select outbox_adopt(destination => %L)', to_destination);
+  end if;
+  by_partition := coalesce(by_partition, false);
   -- The commit of a claim puts all that it saw on disk.
   if current_setting('synchronous_commit') = 'off' then
     perform set_config('synchronous_commit', 'local', true);
@@ -4363,13 +4492,14 @@ select coalesce(d.destination, p.destination) as destination,
          as described_by,
        case when d.destination is null then 'missing'
             when d.paused then case when b.busy then 'pausing' else 'paused' end
+            when d.not_adopted is not null then 'not adopted'
             else coalesce(c.state, 'not served') end as state,
        coalesce(z.since, c.since) as since,
-       case when d.paused then null else c.reason end as reason,
+       case when d.paused or d.not_adopted is not null then null else c.reason end as reason,
        case when d.paused then concat_ws(
               ': ', case when b.busy then coalesce(f.n[1], '0') || ' in flight, ' else '' end
                     || 'paused by ' || z.paused_by, z.reason)
-            else c.detail end as detail,
+            else coalesce(d.not_adopted, c.detail) end as detail,
        date_trunc('milliseconds', clock_timestamp() - p.oldest) as oldest_pending_age,
        f.n[1]::bigint as in_flight, f.n[2]::bigint as published_total, f.n[3]::bigint as failed_total,
        f.n[4]::bigint as dead_total, f.n[5]::bigint as released_total,
@@ -4963,6 +5093,10 @@ select 'destination', m.destination, 'messages wait for this destination, which 
 from (select distinct f.destination from waiting f where not f.is_blocked
       except select d.destination from outbox_internal.destinations() d) m
 union all
+select 'destination', d.destination, d.not_adopted || ': its messages wait',
+       format('select outbox_adopt(destination => %L), if this server may have them', d.destination)
+from outbox_internal.destinations() d where d.not_adopted is not null
+union all
 select 'destination', s.destination, 'it is subscribed, and does not exist: no event goes there',
        format('select outbox_unsubscribe(%1$L); or create it again, with its exchange or URL: CREATE SERVER %1$I FOREIGN DATA'
               ' WRAPPER outbox_amqp OPTIONS (exchange ''...'')', s.destination)
@@ -5313,8 +5447,10 @@ begin
 
   select p.* into pause from @extschema@.outbox_paused p where p.destination = outbox_check.destination;
   step := 'delivery';
-  ok := pause.destination is null and current_setting('outbox.enabled')::boolean;
+  ok := pause.destination is null and current_setting('outbox.enabled')::boolean and described.not_adopted is null;
   detail := case
+    when described.not_adopted is not null
+      then format('not adopted, %s: messages wait for outbox_adopt(destination => %L)', described.not_adopted, destination)
     when pause.destination is not null
       then format('paused by %s%s: messages wait for outbox_resume(%L)', pause.paused_by, ', ' || pause.reason,
                   destination)
@@ -6100,7 +6236,7 @@ begin
       -- Relays and waits.
       ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('claimable_heads', in_order),
       ('unended', in_order), ('outbox_relay', in_order),
-      ('find_row', lookup), ('end_claim', lookup), ('outcome', lookup),
+      ('destinations', lookup), ('destination_exists', lookup), ('record_owners', lookup), ('find_row', lookup), ('end_claim', lookup), ('outcome', lookup),
       -- Manual actions.
       ('dead_matching', row_by_row), ('revive', row_by_row), ('discard', row_by_row),
       ('outbox_trim_inbox', in_order),

@@ -36,6 +36,7 @@ mod operating;
 mod order;
 mod outboxctl;
 mod overloads;
+mod owners;
 mod partition_order;
 mod partitioner;
 mod permutations;

@@ -92,12 +92,31 @@ returns text language sql stable return outbox_internal.not_adopted();
 comment on function @extschema@.outbox_not_adopted() is
   'Why nothing is delivered until outbox_adopt(), as a text; NULL if this database is adopted.';
 
-create function @extschema@.outbox_adopt(reason text default null)
+create function @extschema@.outbox_adopt(reason text default null, destination text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  why constant text := outbox_internal.not_adopted();
+  why text;
   highest integer;
 begin
+  if outbox_adopt.destination is not null then
+    select d.not_adopted into why from outbox_internal.destinations() d
+    where d.destination = outbox_adopt.destination and d.server is not null;
+    if not found then
+      raise exception 'destination "%" is no server', outbox_adopt.destination
+        using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
+    end if;
+    update outbox_internal.destination_owners o set owner = s.owner, owner_oid = s.owner_oid, server = s.server
+    from outbox_internal.servers s
+    where s.destination = o.destination and s.destination = outbox_adopt.destination and not s.is_adopted;
+    if not found then
+      return false;
+    end if;
+    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+    perform outbox_internal.record_audit(
+      'adopt'::text, jsonb_build_object('destination', outbox_adopt.destination, 'why', why), null::bigint, reason);
+    return true;
+  end if;
+  why := outbox_internal.not_adopted();
   if why is null then
     return false;
   end if;
@@ -114,13 +133,15 @@ begin
   from (select greatest((select max(e.seq) from @extschema@.outbox_events e), i.highest_seq) as seq
         from @extschema@.outbox_identity i) k, outbox_internal.drawn_seq d
   where k.seq > d.seq;
+  perform outbox_internal.record_owners();
   perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
   perform outbox_internal.record_audit('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
   return true;
 end
 $$;
-comment on function @extschema@.outbox_adopt(text) is
+comment on function @extschema@.outbox_adopt(text, text) is
   'Lets a copy deliver, within about a second: a restored dump, a copied database or server, a database after'
-  ' pg_upgrade. False if it is adopted already.';
+  ' pg_upgrade. With a destination, lets its server have the messages of that name, although the server before it belonged'
+  ' to another role. False if it is adopted already.';
 
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_identity', '');

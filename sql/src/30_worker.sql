@@ -112,27 +112,27 @@ comment on function outbox_internal.report(text, text, text, text, text, timesta
   ' if a session requested it; outbox_health shows it.';
 
 create function outbox_internal.destinations(
-  out destination text, out wrapper text, out server oid, out options text[], out paused boolean
+  out destination text, out wrapper text, out server oid, out options text[], out paused boolean, out not_adopted text
 ) returns setof record language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 begin
   return query
   with known as (
-    select s.srvname::text as name, w.fdwname::text as wrapper, s.oid as server, s.srvoptions as options
-    from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
-    where w.fdwname in ('outbox_amqp', 'outbox_http')
-      and (s.srvname <> 'default' or pg_has_role(s.srvowner, 'outbox_admin', 'usage'))
+    select s.destination::text as name, s.wrapper::text as wrapper, s.server, s.options,
+           case when not s.is_adopted
+                then format('its server belongs to %I, and the one before it belonged to %s%I', s.owner,
+                            case when s.owner = s.owner_before then 'another role ' else '' end, s.owner_before) end as why
+    from outbox_internal.servers s
     union all
-    select 'default', null, null, null
+    select 'default', null, null, null, null
   )
-  -- A server named "default" stands for the settings, if its owner may change where all default messages go.
   select distinct on (k.name collate "C") k.name, k.wrapper, k.server, k.options,
-         exists (select from @extschema@.outbox_paused p where p.destination = k.name)
+         exists (select from @extschema@.outbox_paused p where p.destination = k.name), k.why
   from known k order by k.name collate "C", k.server nulls last;
 end
 $$;
 comment on function outbox_internal.destinations() is
   'All destinations: the foreign servers of outbox, and "default" with no server if it is described by the'
-  ' settings.';
+  ' settings. not_adopted: why one gets nothing until outbox_adopt(destination => ...).';
 
 create view outbox_internal.blockers as
 select w.destination, w.partition, w.key, w.seq from @extschema@.outbox_waiting w
@@ -162,7 +162,7 @@ comment on function outbox_internal.blocked_lanes() is
 
 create function outbox_internal.destination_exists(destination text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
-  select exists (select from outbox_internal.destinations() d where d.destination = $1);
+  select $1 = 'default' or exists (select from outbox_internal.servers s where s.destination = $1 collate "C");
 $$;
 comment on function outbox_internal.destination_exists(text) is
   'Whether this destination exists.';

@@ -5,12 +5,10 @@
 create view outbox_internal.notice_receivers as
 select n.destination, n.receiver, p.problem, p.remedy
 from (
-  select s.srvname as destination, quote_ident(pg_get_userbyid(s.srvowner)) as owner, s.srvowner,
+  select s.destination, quote_ident(s.owner) as owner, s.owner_oid,
          substr(o.option, length('dead_letters_to=') + 1)::name as receiver
-  from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
-  cross join unnest(s.srvoptions) o (option)
-  where w.fdwname in ('outbox_amqp', 'outbox_http') and starts_with(o.option, 'dead_letters_to=')
-    and (s.srvname <> 'default' or pg_has_role(s.srvowner, 'outbox_admin', 'usage'))) n
+  from outbox_internal.servers s cross join unnest(s.options) o (option)
+  where s.is_adopted and starts_with(o.option, 'dead_letters_to=')) n
 left join (pg_foreign_server r join pg_foreign_data_wrapper v on v.oid = r.srvfdw and v.fdwname in ('outbox_amqp', 'outbox_http'))
   on r.srvname = n.receiver
 left join lateral (
@@ -20,7 +18,7 @@ left join lateral (
      format('ALTER SERVER %I OPTIONS (DROP dead_letters_to)', n.destination)),
     (n.receiver <> 'default' and r.oid is null, 'it does not exist',
      format('ALTER SERVER %I OPTIONS (DROP dead_letters_to); or create the server %I', n.destination, n.receiver)),
-    (n.receiver <> 'default' and not has_server_privilege(n.srvowner, r.oid, 'usage'), n.owner || ' has no USAGE on it',
+    (n.receiver <> 'default' and not has_server_privilege(n.owner_oid, r.oid, 'usage'), n.owner || ' has no USAGE on it',
      format('GRANT USAGE ON FOREIGN SERVER %I TO %s', n.receiver, n.owner))) x (applies, problem, remedy)
   where x.applies limit 1) p on true;
 comment on view outbox_internal.notice_receivers is

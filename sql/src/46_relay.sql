@@ -93,9 +93,8 @@ declare
   -- Negative, as those of workers without leases; each call has another one.
   token constant bigint := hashtextextended(gen_random_uuid()::text, 0) | (-9223372036854775808);
   -- A partition is one order, whatever the keys.
-  by_partition constant boolean := exists (
-    select from outbox_internal.destinations() d
-    where d.destination = to_destination and 'ordering=partition' = any (d.options));
+  by_partition boolean;
+  not_adopted text;
   lane_rows bigint := max_rows;
   seqs bigint[];
   keys text[];
@@ -106,6 +105,13 @@ declare
   chosen outbox_internal.chosen[];
   held_until timestamptz;
 begin
+  select 'ordering=partition' = any (d.options), d.not_adopted into by_partition, not_adopted
+  from outbox_internal.destinations() d where d.destination = to_destination;
+  if not_adopted is not null then
+    raise exception 'destination "%" is not adopted: %', to_destination, not_adopted
+      using errcode = 'object_not_in_prerequisite_state', hint = format('select outbox_adopt(destination => %L)', to_destination);
+  end if;
+  by_partition := coalesce(by_partition, false);
   -- The commit of a claim puts all that it saw on disk.
   if current_setting('synchronous_commit') = 'off' then
     perform set_config('synchronous_commit', 'local', true);

@@ -187,13 +187,14 @@ select coalesce(d.destination, p.destination) as destination,
          as described_by,
        case when d.destination is null then 'missing'
             when d.paused then case when b.busy then 'pausing' else 'paused' end
+            when d.not_adopted is not null then 'not adopted'
             else coalesce(c.state, 'not served') end as state,
        coalesce(z.since, c.since) as since,
-       case when d.paused then null else c.reason end as reason,
+       case when d.paused or d.not_adopted is not null then null else c.reason end as reason,
        case when d.paused then concat_ws(
               ': ', case when b.busy then coalesce(f.n[1], '0') || ' in flight, ' else '' end
                     || 'paused by ' || z.paused_by, z.reason)
-            else c.detail end as detail,
+            else coalesce(d.not_adopted, c.detail) end as detail,
        date_trunc('milliseconds', clock_timestamp() - p.oldest) as oldest_pending_age,
        f.n[1]::bigint as in_flight, f.n[2]::bigint as published_total, f.n[3]::bigint as failed_total,
        f.n[4]::bigint as dead_total, f.n[5]::bigint as released_total,
@@ -786,6 +787,10 @@ select 'destination', m.destination, 'messages wait for this destination, which 
               m.destination)
 from (select distinct f.destination from waiting f where not f.is_blocked
       except select d.destination from outbox_internal.destinations() d) m
+union all
+select 'destination', d.destination, d.not_adopted || ': its messages wait',
+       format('select outbox_adopt(destination => %L), if this server may have them', d.destination)
+from outbox_internal.destinations() d where d.not_adopted is not null
 union all
 select 'destination', s.destination, 'it is subscribed, and does not exist: no event goes there',
        format('select outbox_unsubscribe(%1$L); or create it again, with its exchange or URL: CREATE SERVER %1$I FOREIGN DATA'

@@ -85,8 +85,10 @@ begin
 
   select p.* into pause from @extschema@.outbox_paused p where p.destination = outbox_check.destination;
   step := 'delivery';
-  ok := pause.destination is null and current_setting('outbox.enabled')::boolean;
+  ok := pause.destination is null and current_setting('outbox.enabled')::boolean and described.not_adopted is null;
   detail := case
+    when described.not_adopted is not null
+      then format('not adopted, %s: messages wait for outbox_adopt(destination => %L)', described.not_adopted, destination)
     when pause.destination is not null
       then format('paused by %s%s: messages wait for outbox_resume(%L)', pause.paused_by, ', ' || pause.reason,
                   destination)

@@ -37,7 +37,7 @@ begin
       -- Relays and waits.
       ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('claimable_heads', in_order),
       ('unended', in_order), ('outbox_relay', in_order),
-      ('find_row', lookup), ('end_claim', lookup), ('outcome', lookup),
+      ('destinations', lookup), ('destination_exists', lookup), ('record_owners', lookup), ('find_row', lookup), ('end_claim', lookup), ('outcome', lookup),
       -- Manual actions.
       ('dead_matching', row_by_row), ('revive', row_by_row), ('discard', row_by_row),
       ('outbox_trim_inbox', in_order),

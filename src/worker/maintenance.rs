@@ -325,6 +325,7 @@ impl Maintenance {
         if !std::mem::replace(&mut self.has_tended_partitions, true) {
             attempt(c"outbox: purge workers", || store.protocol.purge_workers());
             attempt(c"outbox: record seq", || store.record_drawn_seq());
+            attempt(c"outbox: record owners", || store.record_owners());
             attempt(c"outbox: summarize history", || store.summarize_history());
             attempt(c"outbox: make partitions", || store.make_partitions(retention.history));
             if let Some(kept_s) = retention.history {

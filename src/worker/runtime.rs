@@ -182,6 +182,9 @@ impl outbox_worker::Runtime for ServerRuntime {
         let (catalog_changes, read, not_adopted) =
             in_transaction(c"outbox: read settings", Durability::Relaxed, || {
                 let catalog_changes = catalog::changes();
+                if catalog_changes != known {
+                    store.record_owners()?; // REASSIGN OWNED fires no event trigger
+                }
                 let read = match must_read || catalog_changes != known {
                     true => Some((store.session_defaults()?, store.destinations()?)),
                     false => None,

@@ -184,6 +184,75 @@ fn a_dump_in_custom_format_restores_as_well() {
     assert_eq!(cluster.query_one::<i64>("restored", captured), 1);
 }
 
+/// Destinations of an owner, restored with and without the owner.
+#[test]
+fn a_restored_destination_delivers_to_its_owner_alone() {
+    let receiver = Receiver::start(|_| Reply::status(200));
+    let cluster = unconnected_cluster("", "nowhere", &["outbox.http_allow = '127.0.0.1'"]);
+    cluster.exec(
+        DB,
+        &format!(
+            "create role alice; create server hook foreign data wrapper outbox_http options (url '{0}');
+             alter server hook owner to alice;
+             create server gone foreign data wrapper outbox_http options (url '{0}'); alter server gone owner to alice;
+             drop server gone",
+            receiver.url("/")
+        ),
+    );
+    pause(&cluster);
+    cluster.publish(Event::new("one").to("hook"));
+    let problem = |db: &str| {
+        let problem = r#"select string_agg(concat_ws(' ', destination, problem, remedy), '') from outbox_health
+                         where "check" = 'destination' and destination <> 'default'"#;
+        cluster.query_one::<Option<String>>(db, problem)
+    };
+    let dumps = [
+        ("with_owner", &[][..]),
+        ("without", &["--no-owner"]),
+        ("schema_only", &["--schema-only"]),
+    ];
+    for (delivered, (db, options)) in dumps.into_iter().enumerate() {
+        let dump = tool(&cluster, "pg_dump", DB, options, b"");
+        cluster.exec(DB, &format!("create database {db}"));
+        tool(&cluster, "psql", db, &["-q", "-1", "-v", "ON_ERROR_STOP=1"], &dump);
+        if options == ["--no-owner"] {
+            // At once, and not ended by the adoption of the database.
+            let wanted =
+                "hook its server belongs to postgres, and the one before it belonged to alice: its messages wait";
+            assert!(
+                problem(db).is_some_and(|text| text.starts_with(wanted)),
+                "{:?}",
+                problem(db)
+            );
+        }
+        cluster.exec(
+            db,
+            &format!("alter database {db} set outbox.enabled = on; select outbox_adopt()"),
+        );
+        if options == ["--no-owner"] {
+            let noticed =
+                "select exists (select from outbox_connections where destination = 'hook' and state = 'not adopted')";
+            wait_until("a worker to notice", LONG, || cluster.query_one(db, noticed));
+            assert_eq!(receiver.requests().len(), delivered);
+            let text = problem(db).expect("a problem");
+            cluster.exec(db, outbox_core::remedy::command(&text).expect("a command"));
+        }
+        if options == ["--schema-only"] {
+            cluster.connect(db).publish(Event::new("two").to("hook"));
+        }
+        wait_until("the message", LONG, || receiver.requests().len() > delivered);
+        assert_eq!(problem(db), None, "{options:?}");
+    }
+    // A name whose server was dropped before the dump.
+    cluster.exec(
+        "with_owner",
+        "create role mallory; create server gone foreign data wrapper outbox_http; alter server gone owner to mallory",
+    );
+    assert!(problem("with_owner").is_some_and(|text| text.contains("belongs to mallory")));
+    cluster.exec("with_owner", "alter server gone owner to alice");
+    assert_eq!(problem("with_owner").filter(|text| text.contains("belongs to")), None);
+}
+
 #[test]
 fn a_dump_of_a_role_that_reads_no_secrets_posts_nothing_unsigned_after_its_restore() {
     let receiver = Receiver::start(|_| Reply::status(200));

@@ -78,6 +78,8 @@ pub struct Destination<R: Runtime> {
     engine: Engine,
     target: Result<Target, String>,
     paused: bool,
+    /// Why its server gets nothing.
+    not_adopted: Option<String>,
     report: StatusReport,
     /// The counts of what was settled in this pass.
     ended: Ended,
@@ -118,6 +120,7 @@ impl<R: Runtime> Destination<R> {
             engine,
             target,
             paused: description.paused,
+            not_adopted: description.not_adopted.clone(),
             report: StatusReport::new(runtime.now()),
             ended: Ended::default(),
             admission: AdmissionControl::new(common.now_us()),
@@ -132,6 +135,7 @@ impl<R: Runtime> Destination<R> {
     /// released.
     pub fn describe(&mut self, common: &Common<R>, description: &Described) {
         self.paused = description.paused;
+        self.not_adopted.clone_from(&description.not_adopted);
         self.target = description.target(&common.settings);
         self.take_limits(common);
         if let Some(last) = self
@@ -246,14 +250,14 @@ impl<R: Runtime> Destination<R> {
             0 => State::Paused,
             _ => State::Pausing,
         };
-        let status = match (self.may_deliver(common), &common.not_adopted) {
+        let status = match (self.may_deliver(common), self.why_not_adopted(common)) {
             (true, _) if common.held.is_some() => ConnectionStatus::plain(off, common.held.map(str::to_owned)),
             (true, _) => match self.awaits_standbys(common) {
                 Some(awaited) => ConnectionStatus::standby(awaited),
                 None => self.connection.status.clone(),
             },
             (false, None) => ConnectionStatus::plain(off, None),
-            (false, why) => ConnectionStatus::plain(State::NotAdopted, why.clone()),
+            (false, why) => ConnectionStatus::plain(State::NotAdopted, why.cloned()),
         };
         let (connection, is_http) = (&self.connection.status, self.is_http());
         self.report
@@ -296,16 +300,20 @@ impl<R: Runtime> Destination<R> {
 
     /// The seq up to which a request makes this destination deliver although delivery is switched off.
     fn by_hand(&self, common: &Common<R>) -> Option<i64> {
-        let may = !common.settings.enabled && !self.paused && common.not_adopted.is_none();
+        let may = !common.settings.enabled && !self.paused && self.why_not_adopted(common).is_none();
         match self.request {
             Some(Request::UpTo(seq)) if may && !self.engine.has_claimed() => Some(seq),
             _ => None,
         }
     }
 
-    /// Whether delivery is switched on, and neither the destination is paused nor the database unadopted.
+    /// Whether delivery is switched on, the destination is not paused, and it and the database are adopted.
     pub fn may_deliver(&self, common: &Common<R>) -> bool {
-        common.settings.enabled && !self.paused && common.not_adopted.is_none()
+        common.settings.enabled && !self.paused && self.why_not_adopted(common).is_none()
+    }
+
+    fn why_not_adopted<'a>(&'a self, common: &'a Common<R>) -> Option<&'a String> {
+        common.not_adopted.as_ref().or(self.not_adopted.as_ref())
     }
 
     fn is_on(&self, common: &Common<R>) -> bool {

@@ -168,7 +168,8 @@ impl<D: Db> WorkerProtocol<D> {
     /// The destinations of this database. `mapping` returns the user mapping of a foreign server for this worker's role.
     pub fn destinations(&self, mapping: impl Fn(Kind, u32) -> Mapping) -> Result<Vec<Described>, D::Error> {
         let sql = "select outbox_internal.legible(d.destination), d.wrapper, d.server::bigint, d.paused,
-                          array(select outbox_internal.legible(o) from unnest(d.options) with ordinality u (o, i) order by i)
+                          array(select outbox_internal.legible(o) from unnest(d.options) with ordinality u (o, i) order by i),
+                          outbox_internal.legible(d.not_adopted)
                    from outbox_internal.destinations() d";
         self.db.run(Statement::Read(sql), &[], |row| {
             let kind = Kind::of_wrapper(&row.name(1)?).unwrap_or(Kind::Amqp);
@@ -179,6 +180,7 @@ impl<D: Db> WorkerProtocol<D> {
                 options: split(&row.texts(4)?),
                 mapping: server.map_or(Mapping::Absent, |oid| mapping(kind, oid as u32)),
                 paused: row.boolean(3)?,
+                not_adopted: row.text(5)?,
             })
         })
     }

@@ -52,11 +52,16 @@ pub struct Described {
     pub options: Vec<(String, String)>,
     pub mapping: Mapping,
     pub paused: bool,
+    /// Why nothing is sent until outbox_adopt(destination => …): another role owned the server of this name.
+    pub not_adopted: Option<String>,
 }
 
 impl Described {
     /// The target that the description makes under these settings. Err: why it is invalid.
     pub fn target(&self, settings: &WorkerSettings) -> Result<Target, String> {
+        if let Some(why) = &self.not_adopted {
+            return Err(why.clone());
+        }
         let default = settings.target.as_ref().map_err(String::clone)?;
         let mapping: &[_] = match &self.mapping {
             Mapping::Absent => &[],

@@ -103,6 +103,11 @@ impl Store {
         Ok(Spi::get_one_with_args(sql, &[retention_s.into()])?.unwrap_or_default())
     }
 
+    /// Records the names of the owners of servers, which ALTER ROLE may have changed.
+    pub fn record_owners(&self) -> SpiResult<()> {
+        Spi::run_with_args("select outbox_internal.record_owners()", &[])
+    }
+
     /// Summarizes new ranges of the history's indexes. Returns the number of ranges.
     pub fn summarize_history(&self) -> SpiResult<i32> {
         let sql = "select outbox_internal.summarize_history(clock_timestamp(), 1000)";

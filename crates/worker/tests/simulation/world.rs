@@ -167,6 +167,7 @@ impl World {
                     .map(|(name, value)| (name.to_owned(), value))
                     .collect(),
                 mapping: Mapping::Absent,
+                not_adopted: None,
                 paused: self.paused.contains(&destination),
             }
         })
