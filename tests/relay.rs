@@ -114,6 +114,21 @@ fn a_stored_message_keeps_body_headers_id_and_type() {
 // ---- claims ---------------------------------------------------------------------------------------------------------
 
 #[test]
+fn a_claim_of_a_relay_is_the_update_of_the_workers() {
+    let cluster = relay_cluster(&[
+        "shared_preload_libraries = 'outbox,pg_stat_statements'",
+        "pg_stat_statements.track = all",
+    ]);
+    cluster.exec(DB, "create extension pg_stat_statements");
+    (0..20).for_each(|n| _ = store(&cluster, &n.to_string(), Some(&(n % 3).to_string())));
+    let mut relay = cluster.connect(DB);
+    let claimed = fetch(&mut relay, 100).len() as i64;
+    let marked = "select sum(rows)::bigint from pg_stat_statements
+                  where userid = 'outbox_worker'::regrole and query ~* 'update \\S*outbox o\\s+set claim_token.*returning'";
+    assert_eq!((claimed, cluster.query_one::<i64>(DB, marked)), (3, 3)); // one of each key
+}
+
+#[test]
 fn two_relays_share_the_messages_and_duplicate_none() {
     const MESSAGES: usize = 400;
     for leasing in ["on", "off"] {

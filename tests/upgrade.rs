@@ -207,6 +207,10 @@ fn an_update_keeps_what_users_and_a_dba_made_in_any_schema() {
     };
     let before = public();
     assert!(before.len() > 70, "{before:?}");
+    cluster.exec(
+        DB,
+        "alter default privileges grant all on tables to auditor; alter default privileges grant all on functions to auditor",
+    );
     for database in [DB, "updated"] {
         cluster.exec(database, "alter extension outbox update");
     }
@@ -259,9 +263,15 @@ fn an_update_keeps_what_users_and_a_dba_made_in_any_schema() {
         r#"select array[has_table_privilege('auditor', '"Out Box".outbox_health', 'select'),
                         has_function_privilege('auditor', '"Out Box".outbox_retry(bigint, text, text)', 'execute'),
                         has_function_privilege('outbox_admin', '"Out Box".outbox_discard(bigint, text, text)', 'execute'),
-                        has_table_privilege('outbox_monitor', '"Out Box".outbox_status', 'select')]"#,
+                        has_table_privilege('outbox_monitor', '"Out Box".outbox_status', 'select'),
+                        has_table_privilege('auditor', '"Out Box".outbox_notes', 'select'),
+                        has_function_privilege('auditor', 'outbox_internal.noted()', 'execute')]"#,
     );
-    assert_eq!(rights, [true, true, false, false], "what the DBA granted and revoked");
+    let wanted = [true, true, false, false, false, false];
+    assert_eq!(
+        rights, wanted,
+        "what the DBA granted and revoked, and what default privileges would open"
+    );
 }
 
 #[test]
