@@ -105,13 +105,18 @@ impl From<&str> for Query<'_> {
     }
 }
 
+fn of_oids(types: &[pg_sys::Oid]) -> Vec<PgOid> {
+    types.iter().map(|oid| PgOid::from(*oid)).collect()
+}
+
 impl<'conn> SpiClient<'conn> {
-    pub fn prepare(&self, sql: &str, types: &[PgOid]) -> SpiResult<spi::PreparedStatement<'conn>> {
-        Ok(self.0.prepare(&text::to_c_string(sql), types)?)
+    /// A statement with parameters of these types, which outlives the transaction.
+    pub fn prepare(&self, sql: &str, types: &[pg_sys::Oid]) -> SpiResult<OwnedPreparedStatement> {
+        Ok(self.0.prepare(&text::to_c_string(sql), &of_oids(types))?.keep())
     }
 
-    pub fn prepare_mut(&self, sql: &str, types: &[PgOid]) -> SpiResult<spi::PreparedStatement<'conn>> {
-        Ok(self.0.prepare_mut(&text::to_c_string(sql), types)?)
+    pub fn prepare_mut(&self, sql: &str, types: &[pg_sys::Oid]) -> SpiResult<OwnedPreparedStatement> {
+        Ok(self.0.prepare_mut(&text::to_c_string(sql), &of_oids(types))?.keep())
     }
 
     pub fn select<'a>(

@@ -16,8 +16,9 @@ use crate::pg::{catalog, guc, security, signals, text, txn};
 use outbox_core::event::{self, COLUMNS, Event, EventColumn};
 use outbox_core::message::Outcome;
 use outbox_core::session::{Setting, TEXTS};
+use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::INT8ARRAYOID;
 use pgrx::spi::quote_identifier;
-use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
 use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
@@ -217,9 +218,7 @@ impl Source {
             let statement = match self.prepared.get() {
                 Some(statement) => statement,
                 None => {
-                    let prepared = client
-                        .prepare_mut(self.events_sql("$1").as_str(), &[seqs_type()])?
-                        .keep();
+                    let prepared = client.prepare_mut(self.events_sql("$1").as_str(), &[INT8ARRAYOID])?;
                     self.prepared.get_or_init(|| prepared.into())
                 }
             };
@@ -523,15 +522,9 @@ fn keys_statement(client: &SpiClient, sql: String) -> SpiResult<Rc<SavedStatemen
     if let Some(statement) = known {
         return Ok(statement);
     }
-    let statement = Rc::new(SavedStatement::from(
-        client.prepare_mut(sql.as_str(), &[seqs_type()])?.keep(),
-    ));
+    let statement = Rc::new(SavedStatement::from(client.prepare_mut(sql.as_str(), &[INT8ARRAYOID])?));
     KNOWN.set(Some((sql, Rc::clone(&statement))));
     Ok(statement)
-}
-
-fn seqs_type() -> PgOid {
-    PgOid::from(PgBuiltInOids::INT8ARRAYOID)
 }
 
 /// The result of a row, with its seq.

@@ -10,7 +10,8 @@ use outbox_core::session::{Setting, TEXTS};
 use outbox_core::subscriptions::{EventFilter, Subscriptions};
 use outbox_transport::target::Kind;
 use outbox_worker::DEFAULT_DESTINATION;
-use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
+use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::TEXTOID;
 use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::ffi::CStr;
@@ -110,9 +111,8 @@ impl Condition {
             let statement = match self.prepared.get() {
                 Some(statement) => statement,
                 None => {
-                    let types = [PgOid::from(PgBuiltInOids::TEXTOID); COLUMNS.len()];
                     let sql = condition_sql(&self.when, |number| format!("${number}"));
-                    let prepared = client.prepare(&sql, &types)?.keep();
+                    let prepared = client.prepare(&sql, &[TEXTOID; COLUMNS.len()])?;
                     self.prepared.get_or_init(|| prepared.into())
                 }
             };

@@ -26,8 +26,9 @@ use outbox_core::envelope;
 use outbox_core::event::Event;
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::session;
+use pgrx::PgSqlErrorCode;
 use pgrx::datum::datetime_support::clock_timestamp;
-use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
+use pgrx::pg_sys::{TEXTARRAYOID, TIMESTAMPTZOID};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
@@ -220,7 +221,6 @@ pub(super) fn insert_messages(
         let is_one = messages.len() == 1;
         let prepared = &statements.insert_messages[usize::from(due_at.is_some())][usize::from(is_one)];
         let insert = prepared.get_or(|| {
-            let time = [PgOid::from(PgBuiltInOids::TIMESTAMPTZOID)];
             let scheduled = [
                 ("due_at", "$6"),
                 ("state", "'s'::pg_catalog.\"char\""),
@@ -228,7 +228,7 @@ pub(super) fn insert_messages(
             ];
             let (table, more, types, location) = match due_at {
                 None => ("outbox", &[][..], &[][..], fast_path::MESSAGE),
-                Some(_) => ("outbox_waiting", &scheduled[..], &time[..], ""),
+                Some(_) => ("outbox_waiting", &scheduled[..], &[TIMESTAMPTZOID][..], ""),
             };
             let table = format!("{}.{table}", statements.schema);
             let end = format!("on conflict do nothing returning partition, seq{location}");
@@ -304,8 +304,7 @@ fn read_events(statements: &Statements, seqs: &[i64], by_fast_path: bool) -> Res
                 fast_path::event_columns(by_fast_path),
                 statements.schema
             );
-            let types = [PgOid::from(PgBuiltInOids::TEXTARRAYOID)];
-            Ok(client.prepare_mut(&sql, &types)?.keep())
+            client.prepare_mut(&sql, &[TEXTARRAYOID])
         })?;
         let rows = guc::planned_once(|| client.update(select, None, &[places(statements, seqs)])).map_err(internal)?;
         let found = rows.map(|row| {
@@ -337,8 +336,7 @@ fn read_whole_event(statements: &Statements, seq: i64) -> Result<Event, UserErro
                 event::columns_sql("true"),
                 statements.schema
             );
-            let types = [PgOid::from(PgBuiltInOids::TEXTARRAYOID)];
-            Ok(client.prepare_mut(&sql, &types)?.keep())
+            client.prepare_mut(&sql, &[TEXTARRAYOID])
         })?;
         let rows =
             guc::planned_once(|| client.update(select, None, &[places(statements, &[seq])])).map_err(internal)?;

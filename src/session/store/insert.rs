@@ -2,7 +2,7 @@
 
 use crate::pg::spi::{OwnedPreparedStatement, Param, SpiClient, SpiResult};
 use crate::pg::table::{Column, Layout, Value};
-use pgrx::PgOid;
+use pgrx::pg_sys::Oid;
 
 /// Prepares the statement that writes one row, or many given as arrays. Its parameters are the given columns, then those of
 /// `more`: further columns with their expressions, which have these types. `end`: what follows.
@@ -14,7 +14,7 @@ pub fn prepare(
     into: &str,
     is_one: bool,
     more: &[(&str, &str)],
-    types: &[PgOid],
+    types: &[Oid],
     end: &str,
 ) -> SpiResult<OwnedPreparedStatement> {
     let given: Vec<&Column> = layout.given().collect();
@@ -34,8 +34,8 @@ pub fn prepare(
         true => column.kind.oid(),
         false => column.kind.array_oid(),
     });
-    let types: Vec<PgOid> = kinds.map(PgOid::from).chain(types.iter().copied()).collect();
-    Ok(client.prepare_mut(&sql, &types)?.keep())
+    let types: Vec<Oid> = kinds.chain(types.iter().copied()).collect();
+    client.prepare_mut(&sql, &types)
 }
 
 /// The parameters of such a statement for these rows.

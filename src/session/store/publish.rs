@@ -24,7 +24,8 @@ use crate::store::subscriptions::Subscribed;
 use outbox_core::engine::RowId;
 use outbox_core::event::{COLUMNS, Event};
 use outbox_core::partition::{Partition, crc32};
-use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
+use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::TEXTOID;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -152,7 +153,7 @@ fn seq_at(statements: &Statements, place: RowId) -> Result<i64, UserError> {
                 "select e.seq from {}.outbox_events e where e.ctid operator(pg_catalog.=) $1::pg_catalog.tid",
                 statements.schema
             );
-            Ok(client.prepare_mut(&sql, &[PgOid::from(PgBuiltInOids::TEXTOID)])?.keep())
+            client.prepare_mut(&sql, &[TEXTOID])
         })?;
         let mut rows = client
             .update(select, Some(1), &[place.to_string().into()])

@@ -38,10 +38,9 @@ pub(super) fn of(statements: &Statements) -> Result<Option<Rc<Source>>, UserErro
 
 fn read(statements: &Statements) -> Result<Source, UserError> {
     let read = Spi::connect_mut(|client| {
-        let statement = statements.read_source.get_or(|| {
-            let prepared = client.prepare_mut(&Source::query(&statements.schema), &[])?;
-            Ok(prepared.keep())
-        })?;
+        let statement = statements
+            .read_source
+            .get_or(|| client.prepare_mut(&Source::query(&statements.schema), &[]))?;
         // `update`, as `select` may take the snapshot of the calling statement, which is older than the lock.
         let rows = client.update(statement, Some(1), &[]);
         rows.and_then(Source::of).map_err(internal)

@@ -232,7 +232,7 @@ fn prepared(client: &mut SpiClient, of: u32, sql: &str) -> SpiResult<Rc<SavedSta
     if let Some(statement) = known {
         return Ok(statement);
     }
-    let statement = Rc::new(SavedStatement::from(client.prepare_mut(sql, &[])?.keep()));
+    let statement = Rc::new(SavedStatement::from(client.prepare_mut(sql, &[])?));
     let entry = (sql.to_owned(), Rc::clone(&statement));
     PREPARED.with_borrow_mut(|known| {
         if known.len() >= STATEMENTS_MAX {

@@ -16,8 +16,8 @@ use outbox_core::engine::{CLAIM_BYTES_MAX, Lane, RowId};
 use outbox_core::message::Event;
 use outbox_worker::protocol::{self, ClaimedBatch, Marked};
 use pgrx::datum::TimestampWithTimeZone;
+use pgrx::pg_sys::{INT2ARRAYOID, INT8ARRAYOID, INT8OID, TEXTOID, TIDARRAYOID, TIMESTAMPTZOID};
 use pgrx::spi::quote_identifier;
-use pgrx::{PgBuiltInOids, PgOid};
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
@@ -52,30 +52,24 @@ impl ClaimedRows {
             "select p.partition, p.lease_epoch, exists (select from {name}.outbox_paused z where z.destination = $2)
              from {name}.outbox_partitions p where p.lease_owner = $1 and p.partition = any ($3)"
         );
-        let leases = [
-            PgBuiltInOids::TEXTOID,
-            PgBuiltInOids::TEXTOID,
-            PgBuiltInOids::INT2ARRAYOID,
-        ];
         // Its call would be planned each time, and cost more than the statement.
         let body =
             "select prosrc from pg_proc where proname = 'mark' and pronamespace = 'outbox_internal'::regnamespace";
         let mark: Option<String> = client.select(body, Some(1), &[])?.first().get_one()?;
         let marks = [
-            PgBuiltInOids::TIDARRAYOID,
-            PgBuiltInOids::INT8ARRAYOID,
-            PgBuiltInOids::TEXTOID,
-            PgBuiltInOids::INT2ARRAYOID,
-            PgBuiltInOids::INT8ARRAYOID,
-            PgBuiltInOids::INT8OID,
-            PgBuiltInOids::TIMESTAMPTZOID,
+            TIDARRAYOID,
+            INT8ARRAYOID,
+            TEXTOID,
+            INT2ARRAYOID,
+            INT8ARRAYOID,
+            INT8OID,
+            TIMESTAMPTZOID,
         ];
-        let (leases, marks) = (leases.map(PgOid::from), marks.map(PgOid::from));
         Ok(Self {
             outbox: table(c"outbox"),
             events: table(c"outbox_events"),
-            read_leases: client.prepare(&read_leases, &leases)?.keep().into(),
-            mark: client.prepare_mut(&mark.unwrap_or_default(), &marks)?.keep().into(),
+            read_leases: client.prepare(&read_leases, &[TEXTOID, TEXTOID, INT2ARRAYOID])?.into(),
+            mark: client.prepare_mut(&mark.unwrap_or_default(), &marks)?.into(),
         })
     }
 

@@ -11,8 +11,8 @@ use crate::store::statement::SavedStatement;
 use outbox_core::engine::Settlement;
 use outbox_core::settle::Disposition;
 use pgrx::datum::TimestampWithTimeZone;
+use pgrx::pg_sys::{INT2ARRAYOID, TEXTOID, TIMESTAMPTZOID};
 use pgrx::spi::quote_identifier;
-use pgrx::{PgBuiltInOids, PgOid};
 use std::cell::Cell;
 use std::collections::HashSet;
 
@@ -38,16 +38,12 @@ impl PublishedRows {
         );
         let find = "select partition::oid::bigint, starts_at, ends_at from outbox_internal.history_partitions()
                     where ($1 < ends_at) is not false order by starts_at nulls first";
-        let prepare = |sql: &str, types: &[PgBuiltInOids]| {
-            let types: Vec<_> = types.iter().map(|of| PgOid::from(*of)).collect();
-            client.prepare_mut(sql, &types).map(|statement| statement.keep().into())
-        };
         Ok(Self {
             outbox: table(c"outbox"),
             history: table(c"outbox_history"),
             default_partition: table(c"outbox_history_default"),
-            hold_leases: prepare(&hold, &[PgBuiltInOids::TEXTOID, PgBuiltInOids::INT2ARRAYOID])?,
-            find_partition: prepare(find, &[PgBuiltInOids::TIMESTAMPTZOID])?,
+            hold_leases: client.prepare_mut(&hold, &[TEXTOID, INT2ARRAYOID])?.into(),
+            find_partition: client.prepare_mut(find, &[TIMESTAMPTZOID])?.into(),
             partition: Cell::new(None),
         })
     }

@@ -8,7 +8,7 @@ use crate::store::statement::SavedStatement;
 use outbox_core::engine::{Lane, RowId, Settlement};
 use outbox_worker::protocol::{Arg, ClaimedBatch, Db, ResultRow, Statement};
 use pgrx::datum::TimestampWithTimeZone;
-use pgrx::{PgBuiltInOids, PgOid};
+use pgrx::pg_sys;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -49,7 +49,7 @@ impl SpiDb {
     /// writes WAL.
     pub fn read<T>(&self, sql: &str, read: impl FnOnce(SpiTupleTable) -> SpiResult<T>) -> SpiResult<T> {
         Spi::connect(|client| {
-            let statement = self.prepared(sql, |sql| Ok(client.prepare(sql, &[])?.keep().into()))?;
+            let statement = self.prepared(sql, |sql| Ok(client.prepare(sql, &[])?.into()))?;
             read(client.select(&**statement, None, &[])?)
         })
     }
@@ -81,16 +81,16 @@ impl Db for SpiDb {
         args: &[Arg],
         mut read: impl FnMut(&SpiHeapTupleData) -> SpiResult<T>,
     ) -> SpiResult<Vec<T>> {
-        let types = || args.iter().map(|arg| PgOid::from(type_of(arg))).collect::<Vec<_>>();
+        let types = || args.iter().map(type_of).collect::<Vec<_>>();
         let params: Vec<Param> = args.iter().map(param).collect();
         Spi::connect_mut(|client| {
             let rows = match statement {
                 Statement::Read(sql) => {
-                    let prepared = self.prepared(sql, |sql| Ok(client.prepare(sql, &types())?.keep().into()))?;
+                    let prepared = self.prepared(sql, |sql| Ok(client.prepare(sql, &types())?.into()))?;
                     client.select(&**prepared, None, &params)?
                 }
                 Statement::Write(text) | Statement::Claim(text) => {
-                    let prepare = |sql: &str| Ok(client.prepare_mut(sql, &types())?.keep().into());
+                    let prepare = |sql: &str| Ok(client.prepare_mut(sql, &types())?.into());
                     let prepared = self.prepared(text, |text| match statement {
                         Statement::Claim(function) => prepare(&call(function, args.len())),
                         _ => prepare(text),
@@ -119,18 +119,18 @@ fn call(function: &str, args: usize) -> String {
     format!("select * from outbox_internal.{function}({})", args.join(", "))
 }
 
-fn type_of(arg: &Arg) -> PgBuiltInOids {
+fn type_of(arg: &Arg) -> pg_sys::Oid {
     match arg {
-        Arg::Text(_) => PgBuiltInOids::TEXTOID,
-        Arg::Bytes(_) => PgBuiltInOids::BYTEAOID,
-        Arg::SmallInt(_) => PgBuiltInOids::INT2OID,
-        Arg::Int(_) => PgBuiltInOids::INT4OID,
-        Arg::BigInt(_) => PgBuiltInOids::INT8OID,
-        Arg::Texts(_) | Arg::Reasons(_) => PgBuiltInOids::TEXTARRAYOID,
-        Arg::SmallInts(_) => PgBuiltInOids::INT2ARRAYOID,
-        Arg::Ints(_) => PgBuiltInOids::INT4ARRAYOID,
-        Arg::BigInts(_) => PgBuiltInOids::INT8ARRAYOID,
-        Arg::RowIds(_) => PgBuiltInOids::TIDARRAYOID,
+        Arg::Text(_) => pg_sys::TEXTOID,
+        Arg::Bytes(_) => pg_sys::BYTEAOID,
+        Arg::SmallInt(_) => pg_sys::INT2OID,
+        Arg::Int(_) => pg_sys::INT4OID,
+        Arg::BigInt(_) => pg_sys::INT8OID,
+        Arg::Texts(_) | Arg::Reasons(_) => pg_sys::TEXTARRAYOID,
+        Arg::SmallInts(_) => pg_sys::INT2ARRAYOID,
+        Arg::Ints(_) => pg_sys::INT4ARRAYOID,
+        Arg::BigInts(_) => pg_sys::INT8ARRAYOID,
+        Arg::RowIds(_) => pg_sys::TIDARRAYOID,
     }
 }
 
