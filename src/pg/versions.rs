@@ -12,6 +12,7 @@ use pgrx::pg_sys;
 pub struct Versions {
     table: pg_sys::Relation,
     rows: *mut pg_sys::Tuplestorestate,
+    count: usize,
     /// Where they come from: the table itself, or tables that inherit from it.
     sources: Vec<Source>,
 }
@@ -49,6 +50,7 @@ impl Versions {
             (!table.is_null()).then(|| Self {
                 table,
                 rows: pg_sys::tuplestore_begin_heap(false, false, pg_sys::work_mem),
+                count: 0,
                 sources: Vec::new(),
             })
         }
@@ -62,8 +64,7 @@ impl Versions {
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        // SAFETY: it is open.
-        unsafe { pg_sys::tuplestore_tuple_count(self.rows) as usize }
+        self.count
     }
 
     /// Adds a version. None: this transaction has not written it, whatever a trigger says.
@@ -72,15 +73,20 @@ impl Versions {
         let source = &self.sources[position];
         // SAFETY: the table and the slot are open.
         unsafe {
-            if !fetch(source.table, source.slot, version) || !is_written(source.slot, side) {
+            if !fetch(source.table, source.slot, version) {
                 return None;
             }
-            let (bytes, is_moved) = (size(source.slot), is_moved_to_partition(source.slot));
+            let header = header(source.slot);
+            if !is_written(header, side) {
+                return None;
+            }
+            let (bytes, is_moved) = (size(source.slot), is_moved_to_partition(header));
             let row = match source.map.is_null() {
                 true => source.slot,
                 false => pg_sys::execute_attr_map_slot((*source.map).attrMap, source.slot, source.mapped),
             };
             pg_sys::tuplestore_puttupleslot(self.rows, row);
+            self.count += 1;
             Some(Added { bytes, is_moved })
         }
     }
@@ -125,7 +131,7 @@ impl Versions {
                 reliddesc: (*self.table).rd_id,
                 tupdesc: std::ptr::null_mut(),
                 enrtype: pg_sys::EphemeralNameRelationType::ENR_NAMED_TUPLESTORE,
-                enrtuples: pg_sys::tuplestore_tuple_count(self.rows) as f64,
+                enrtuples: self.count as f64,
             };
             (*named).reldata = self.rows.cast();
             let code = pg_sys::SPI_register_relation(named);
@@ -164,7 +170,7 @@ pub fn is_moved(version: Version) -> bool {
             return false;
         }
         let slot = pg_sys::table_slot_create(table, std::ptr::null_mut());
-        let is_moved = fetch(table, slot, version) && is_moved_to_partition(slot);
+        let is_moved = fetch(table, slot, version) && is_moved_to_partition(header(slot));
         pg_sys::ExecDropSingleTupleTableSlot(slot);
         pg_sys::table_close(table, pg_sys::NoLock as i32);
         is_moved
@@ -193,10 +199,10 @@ unsafe fn header(slot: *mut pg_sys::TupleTableSlot) -> pg_sys::HeapTupleHeader {
 }
 
 /// # Safety
-/// The slot has a row of a table.
-unsafe fn is_moved_to_partition(slot: *mut pg_sys::TupleTableSlot) -> bool {
+/// The header of a row of a table.
+unsafe fn is_moved_to_partition(header: pg_sys::HeapTupleHeader) -> bool {
     // SAFETY: promised by the caller. ItemPointerIndicatesMovedPartitions in itemptr.h.
-    let place = unsafe { (*header(slot)).t_ctid };
+    let place = unsafe { (*header).t_ctid };
     place.ip_posid == pg_sys::MovedPartitionsOffsetNumber as u16
         && (place.ip_blkid.bi_hi, place.ip_blkid.bi_lo) == (u16::MAX, u16::MAX)
 }
@@ -205,11 +211,10 @@ unsafe fn is_moved_to_partition(slot: *mut pg_sys::TupleTableSlot) -> bool {
 /// written may report a row before that.
 ///
 /// # Safety
-/// The slot has a row of a table.
-unsafe fn is_written(slot: *mut pg_sys::TupleTableSlot, side: Side) -> bool {
+/// The header of a row of a table.
+unsafe fn is_written(header: pg_sys::HeapTupleHeader, side: Side) -> bool {
     // SAFETY: promised by the caller.
     unsafe {
-        let header = header(slot);
         let (flags, ends) = (u32::from((*header).t_infomask), (*header).t_choice.t_heap);
         let xid = match side {
             Side::New => ends.t_xmin,
