@@ -104,5 +104,10 @@ pub fn too_large(bytes: usize) -> UserError {
 
 /// Raises a WARNING.
 pub fn warning(message: impl AsRef<str>, hint: impl AsRef<str>) {
-    report::warn(message.as_ref(), hint.as_ref());
+    report::warn(message.as_ref(), None, hint.as_ref());
+}
+
+/// Raises a WARNING with facts.
+pub fn warning_with_detail(message: impl AsRef<str>, detail: impl AsRef<str>, hint: impl AsRef<str>) {
+    report::warn(message.as_ref(), Some(detail.as_ref()), hint.as_ref());
 }

@@ -1,9 +1,9 @@
 //! Catalog lookups and locks that need no SQL. Sessions, workers and the launcher call them on the main thread.
 
 use super::{major, text};
-use pgrx::pg_sys;
 pub use pgrx::pg_sys::Oid;
 use pgrx::pg_sys::SysCacheIdentifier as CacheId;
+use pgrx::{IntoDatum, PgList, direct_function_call, pg_sys};
 use std::ffi::CStr;
 
 /// A database that allows connections.
@@ -403,6 +403,31 @@ pub fn owner_of_table(table: u32) -> u32 {
     // SAFETY: the form of that cache.
     let owner = unsafe { cached(CacheId::RELOID, table, |form: &pg_sys::FormData_pg_class| form.relowner) };
     owner.map_or(0, Oid::to_u32)
+}
+
+/// The table that this one is a partition of; 0 = it is none, or is being detached.
+pub fn partitioned_by(table: u32) -> u32 {
+    // SAFETY: inside a transaction; a list of OIDs, the nearest first.
+    unsafe {
+        if !pg_sys::get_rel_relispartition(table.into()) {
+            return 0;
+        }
+        let ancestors = PgList::<Oid>::from_pg(pg_sys::get_partition_ancestors(table.into()));
+        ancestors.get_oid(0).map_or(0, Oid::to_u32)
+    }
+}
+
+/// Whether a table or a partition of it has blocks for rows, which may all be deleted. Reads none of them and keeps no lock.
+pub fn may_have_rows(table: u32) -> bool {
+    // SAFETY: inside a transaction; a list of OIDs. pg_relation_size is NULL for a table that is gone.
+    unsafe {
+        let all = pg_sys::find_all_inheritors(table.into(), pg_sys::NoLock as i32, std::ptr::null_mut());
+        let all = PgList::<Oid>::from_pg(all);
+        all.iter_oid().any(|table| {
+            let arguments = [table.into_datum(), "main".into_datum()];
+            direct_function_call::<i64>(pg_sys::pg_relation_size, &arguments).is_some_and(|bytes| bytes > 0)
+        })
+    }
 }
 
 /// A foreign server.

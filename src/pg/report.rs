@@ -10,12 +10,12 @@ pub fn raise(code: PgSqlErrorCode, message: impl Into<String>, detail: Option<&s
 }
 
 /// Core sends no lower level to the client while the script of an extension runs.
-pub fn warn(message: &str, hint: &str) {
+pub fn warn(message: &str, detail: Option<&str>, hint: &str) {
     report(
         PgLogLevel::WARNING,
         PgSqlErrorCode::ERRCODE_WARNING,
         message,
-        None,
+        detail,
         Some(hint),
     );
 }

@@ -180,35 +180,37 @@ impl TriggerTable {
         }
     }
 
-    /// Runs `body` with a table while it is open. None: it does not exist.
+    /// Runs `body` with a table as the relation cache has it, without a lock: two sessions that both lock it, and then want
+    /// to alter it, would be a deadlock. None: it does not exist.
     pub fn with<T>(oid: u32, body: impl FnOnce(&Self) -> T) -> Option<T> {
-        // SAFETY: inside a transaction. After an error its end closes the table.
+        // SAFETY: inside a transaction. After an error its end closes the entry.
         unsafe {
-            let relation = pg_sys::try_table_open(oid.into(), pg_sys::AccessShareLock as i32);
+            let relation = pg_sys::RelationIdGetRelation(oid.into());
             if relation.is_null() {
                 return None;
             }
             let value = body(&Self::of(relation));
-            pg_sys::table_close(relation, pg_sys::NoLock as i32);
+            pg_sys::RelationClose(relation);
             Some(value)
         }
     }
 
     /// The function and the argument of a row trigger with a WHEN clause, if `is_ours` is true for its function.
     pub fn row_trigger(&self, is_ours: impl Fn(u32) -> bool) -> Option<(u32, String)> {
-        // SAFETY: the relation is open, and its triggers are kept as long.
+        // SAFETY: the relation is open. What `is_ours` looks up may renew its triggers, so they are copied before.
         unsafe {
             let triggers = (*self.relation).trigdesc;
             if triggers.is_null() {
                 return None;
             }
             let triggers = (0..(*triggers).numtriggers as usize).map(|n| &*(*triggers).triggers.add(n));
-            let mut ours = triggers.filter(|trigger| {
+            let triggers = triggers.filter(|trigger| {
                 let is_row = u32::from(trigger.tgtype as u16) & pg_sys::TRIGGER_TYPE_ROW != 0;
-                is_row && !trigger.tgqual.is_null() && trigger.tgnargs == 1 && is_ours(trigger.tgfoid.to_u32())
+                is_row && !trigger.tgqual.is_null() && trigger.tgnargs == 1
             });
-            ours.next()
-                .map(|trigger| (trigger.tgfoid.to_u32(), text::of_c(*trigger.tgargs)))
+            let triggers = triggers.map(|trigger| (trigger.tgfoid.to_u32(), text::of_c(*trigger.tgargs)));
+            let triggers: Vec<(u32, String)> = triggers.collect();
+            triggers.into_iter().find(|(function, _)| is_ours(*function))
         }
     }
 }

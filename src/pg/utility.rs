@@ -1,8 +1,8 @@
 //! The hook for utility statements, in each session of the server. It reports statements that create, change or drop
 //! databases, that name a foreign server, that rename a schema, that make a role a member of another, that SET a setting of
-//! the extension, that switch all triggers of a table, or that restart its sequences. It lets only one
-//! session at a time run CREATE EXTENSION outbox. Other statements pass unchanged. Another hook reports triggers that were
-//! created.
+//! the extension, that switch all triggers of a table, that restart its sequences, or that add, remove or empty a
+//! partition. It lets only one session at a time run CREATE EXTENSION outbox. Other statements pass unchanged. Another hook
+//! reports triggers that were created.
 
 use super::{catalog, text};
 use pgrx::pg_sys::NodeTag;
@@ -30,6 +30,23 @@ pub enum UtilityStatement<'a> {
     SwitchTriggers(u32),
     /// TRUNCATE … RESTART IDENTITY: a table.
     Restart(u32),
+    Partition(PartitionStatement),
+}
+
+/// A statement that adds, removes or empties a partition with its rows. It fires no trigger for them.
+pub struct PartitionStatement {
+    pub change: PartitionChange,
+    pub partition: u32,
+    /// The table that it is a partition of, or will be.
+    pub parent: u32,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum PartitionChange {
+    Attach,
+    Detach,
+    Drop,
+    Truncate,
 }
 
 /// CREATE, ALTER or DROP DATABASE.
@@ -150,6 +167,7 @@ unsafe extern "C-unwind" fn on_utility(
                 | NodeTag::T_AlterRoleStmt
                 | NodeTag::T_AlterTableStmt
                 | NodeTag::T_TruncateStmt
+                | NodeTag::T_DropStmt
         );
         if is_reported && !report(planned, text, context) {
             return;
@@ -243,18 +261,37 @@ unsafe extern "C-unwind" fn report(
                 let commands = PgList::<pg_sys::AlterTableCmd>::from_pg((*alter).cmds);
                 let switches_all = commands.iter_ptr().all(|command| is_trigger_switch((*command).subtype));
                 let table = if switches_all { relation((*alter).relation) } else { 0 };
+                for command in commands.iter_ptr() {
+                    if let Some(change) = partition_change((*command).subtype) {
+                        let named = (*(*command).def.cast::<pg_sys::PartitionCmd>()).name;
+                        partition(change, relation(named), relation((*alter).relation));
+                    }
+                }
                 table == 0 || call(UtilityStatement::SwitchTriggers(table))
             }
             NodeTag::T_TruncateStmt => {
                 let truncate = node.cast::<pg_sys::TruncateStmt>();
                 let tables = PgList::<pg_sys::RangeVar>::from_pg((*truncate).relations);
-                let restarted = tables
-                    .iter_ptr()
-                    .filter(|_| (*truncate).restart_seqs)
-                    .map(|name| relation(name));
-                restarted
-                    .filter(|table| *table != 0)
-                    .all(|table| call(UtilityStatement::Restart(table)))
+                let tables = tables.iter_ptr().map(|name| relation(name));
+                tables.filter(|table| *table != 0).all(|table| {
+                    partition(PartitionChange::Truncate, table, catalog::partitioned_by(table));
+                    !(*truncate).restart_seqs || call(UtilityStatement::Restart(table))
+                })
+            }
+            NodeTag::T_DropStmt => {
+                let drop = node.cast::<pg_sys::DropStmt>();
+                if (*drop).removeType == pg_sys::ObjectType::OBJECT_TABLE {
+                    let names = PgList::<pg_sys::List>::from_pg((*drop).objects);
+                    let table = |name| relation(pg_sys::makeRangeVarFromNameList(name));
+                    let tables: Vec<u32> = names.iter_ptr().map(table).collect();
+                    for table in &tables {
+                        let parent = catalog::partitioned_by(*table);
+                        if !tables.contains(&parent) {
+                            partition(PartitionChange::Drop, *table, parent);
+                        }
+                    }
+                }
+                true
             }
             _ => true,
         }
@@ -345,6 +382,26 @@ unsafe fn add_members(roles: impl Iterator<Item = *mut c_char>) -> bool {
     let mut roles = roles.filter(|role| !role.is_null());
     // SAFETY: names of the grammar.
     roles.all(|role| call(UtilityStatement::AddMember(unsafe { text::of_c(role) })))
+}
+
+fn partition_change(command: pg_sys::AlterTableType::Type) -> Option<PartitionChange> {
+    use pg_sys::AlterTableType as Command;
+    match command {
+        Command::AT_AttachPartition => Some(PartitionChange::Attach),
+        Command::AT_DetachPartition | Command::AT_DetachPartitionFinalize => Some(PartitionChange::Detach),
+        _ => None,
+    }
+}
+
+/// 0 = there is none with the name, or it is no partition.
+fn partition(change: PartitionChange, partition: u32, parent: u32) {
+    if partition != 0 && parent != 0 {
+        call(UtilityStatement::Partition(PartitionStatement {
+            change,
+            partition,
+            parent,
+        }));
+    }
 }
 
 fn is_trigger_switch(command: pg_sys::AlterTableType::Type) -> bool {

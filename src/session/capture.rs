@@ -150,6 +150,12 @@ fn is_capture(function: u32) -> bool {
     is_it
 }
 
+/// Whether rows of a table make events: outbox_capture was called for it, or for a table that it is a partition of.
+pub fn is_captured(table: u32) -> bool {
+    let has_trigger = TriggerTable::with(table, |table| table.row_trigger(is_capture).is_some());
+    has_trigger == Some(true)
+}
+
 /// Stores the events of rows and enqueues them, in this order. Stops at a number of bytes; returns how many changes have
 /// their events now.
 pub fn store(changes: &[RowChange]) -> Result<usize, UserError> {

@@ -5,10 +5,12 @@
 //! for the messages in flight. The database stays, so unconfirmed messages would be sent twice.
 
 use crate::config;
-use crate::error::{UserError, warning};
-use crate::pg::utility::{self, DatabaseChange, DatabaseStatement, ServerStatement, UtilityStatement};
+use crate::error::{UserError, warning, warning_with_detail};
+use crate::pg::utility::{
+    self, DatabaseChange, DatabaseStatement, PartitionChange, PartitionStatement, ServerStatement, UtilityStatement,
+};
 use crate::pg::{catalog, latch, signals};
-use crate::session::effects;
+use crate::session::{capture, effects};
 use crate::shared::{launcher, sessions, workers};
 use outbox_core::written;
 use outbox_transport::target;
@@ -39,6 +41,7 @@ fn before(statement: UtilityStatement) -> bool {
         UtilityStatement::TriggerCreated { table, function } => refuse_trigger_of_another(table, function),
         UtilityStatement::SwitchTriggers(table) => return !keeps_triggers(table),
         UtilityStatement::Restart(table) => refuse_restart(table),
+        UtilityStatement::Partition(statement) => warn_of_rows_without_events(&statement),
     }
     true
 }
@@ -166,6 +169,42 @@ fn refuse_restart(table: u32) {
             "TRUNCATE without RESTART IDENTITY.",
         )
         .raise();
+    }
+}
+
+/// Warns of rows that come to a captured table or leave it with their partition: consumers will not learn of them. A
+/// partition that is older than the last outbox_capture has a trigger that refuses TRUNCATE.
+fn warn_of_rows_without_events(statement: &PartitionStatement) {
+    let PartitionStatement {
+        change,
+        partition,
+        parent,
+    } = *statement;
+    let is_refused =
+        || change == PartitionChange::Truncate && catalog::has_trigger(partition, c"outbox_capture_truncate");
+    if !capture::is_captured(parent) || is_refused() || !catalog::may_have_rows(partition) {
+        return;
+    }
+    let (name, table) = (catalog::relation_name(partition), catalog::relation_name(parent));
+    let leave = format!("the rows of partition \"{name}\" leave the captured table \"{table}\" without events");
+    let delete = "Where consumers must know, DELETE the rows before.";
+    match change {
+        PartitionChange::Attach => warning_with_detail(
+            format!("the rows of \"{name}\" join the captured table \"{table}\" without events"),
+            "ATTACH PARTITION fires no trigger for them.",
+            "Where consumers must know, attach an empty table and INSERT the rows.",
+        ),
+        PartitionChange::Detach => warning_with_detail(
+            leave,
+            format!("DETACH PARTITION fires no trigger for them, and later writes to \"{name}\" make no events."),
+            delete,
+        ),
+        PartitionChange::Drop => warning_with_detail(leave, "DROP TABLE fires no trigger for them.", delete),
+        PartitionChange::Truncate => warning_with_detail(
+            leave,
+            format!("The partition is newer than the triggers of \"{table}\" that refuse TRUNCATE."),
+            format!("DELETE the rows instead, and call outbox_capture for \"{table}\" again."),
+        ),
     }
 }
 

@@ -1,6 +1,8 @@
 //! Tables of every kind, and every statement that writes to them.
 
-use postgres::error::SqlState;
+use postgres::Client;
+use postgres::error::{DbError, SqlState};
+use std::sync::mpsc;
 use support::Session;
 
 use super::{events_of, refused, server, taken};
@@ -277,6 +279,106 @@ fn rows_that_leave_a_default_partition_for_a_new_one_are_deleted_and_created_or_
     );
     assert!(events_of(&mut client, &moved(101, "set local outbox.replaying = on")).is_empty());
     assert_eq!(events_of(&mut client, "delete from sale").len(), 2);
+}
+
+/// The warnings of a statement, each with its detail and hint.
+fn warnings_of(client: &mut Client, warnings: &mpsc::Receiver<DbError>, sql: &str) -> Vec<String> {
+    warnings.try_iter().for_each(drop);
+    let _ = client.batch_execute(sql); // some are refused
+    let warnings = warnings.try_iter().filter(|warning| warning.severity() == "WARNING");
+    warnings
+        .map(|warning| {
+            assert!(warning.detail().is_some() && warning.hint().is_some(), "{warning:?}");
+            warning.message().to_owned()
+        })
+        .collect()
+}
+
+#[test]
+fn a_partition_that_comes_or_goes_with_rows_is_named_by_a_warning() {
+    let cluster = server();
+    let (sender, warnings) = mpsc::channel();
+    let mut config: postgres::Config = cluster.conn_string(DB).parse().expect("a connection string");
+    config.notice_callback(move |notice| drop(sender.send(notice)));
+    let mut client = config.connect(postgres::NoTls).expect("connect");
+    let partition = |table: &str, from: u32| {
+        format!("create table {table}_{from} partition of {table} for values from ({from}) to ({from} + 10);")
+    };
+    let numbers = [0, 10, 20, 30, 40, 50, 60, 70].map(|from| partition("sale", from));
+    client.run(&format!(
+        "create table sale (id int primary key) partition by range (id); {}
+         create table sale_deep partition of sale for values from (90) to (100) partition by range (id); {}
+         insert into sale select * from generate_series(0, 69); insert into sale values (90);
+         create table other (id int primary key) partition by range (id); {}
+         insert into other values (1); create table alone (id int primary key); insert into alone values (1);
+         create table come (id int primary key); insert into come values (80);
+         create table come_empty (like come including all)",
+        numbers.concat(),
+        partition("sale_deep", 90),
+        [0, 10].map(|from| partition("other", from)).concat(),
+    ));
+    client.run("select outbox_capture('sale')");
+    let mut told = |sql: &str| warnings_of(&mut client, &warnings, sql);
+    let leaves = |table: &str| {
+        vec![format!(
+            "the rows of partition \"{table}\" leave the captured table \"sale\" without events"
+        )]
+    };
+    assert_eq!(told("alter table sale detach partition sale_0"), leaves("sale_0"));
+    assert_eq!(
+        told("alter table sale detach partition sale_10 concurrently"),
+        leaves("sale_10")
+    );
+    // One that stops halfway, because a reader holds the table, is told again where it is finished.
+    let mut reader = cluster.connect(DB);
+    reader.run("begin; select from sale");
+    let halfway = "set lock_timeout = '10ms'; alter table sale detach partition sale_20 concurrently";
+    for statement in halfway.split("; ") {
+        let expected = if statement.starts_with("set") {
+            vec![]
+        } else {
+            leaves("sale_20")
+        };
+        assert_eq!(told(statement), expected);
+    }
+    reader.run("rollback");
+    assert_eq!(told("reset lock_timeout"), [""; 0]);
+    assert_eq!(
+        told("alter table sale detach partition sale_20 finalize"),
+        leaves("sale_20")
+    );
+    assert_eq!(told("drop table sale_30"), leaves("sale_30"));
+    assert_eq!(
+        told("drop table if exists nowhere, alone, public.sale_40, sale_deep"),
+        [leaves("sale_40"), leaves("sale_deep")].concat()
+    );
+    // A TRUNCATE is refused, except of a partition that is younger than the call of outbox_capture.
+    assert_eq!(told("truncate sale_50"), [""; 0]);
+    assert_eq!(refused(&mut cluster.connect(DB), "truncate sale_50").0, "0A000");
+    assert_eq!(
+        told(&format!("{} insert into sale values (100)", partition("sale", 100))),
+        [""; 0]
+    );
+    assert_eq!(told("truncate sale_100"), leaves("sale_100"));
+    assert_eq!(
+        told("alter table if exists sale attach partition come for values from (80) to (90)"),
+        ["the rows of \"come\" join the captured table \"sale\" without events"]
+    );
+    for silent in [
+        "alter table sale attach partition come_empty for values from (200) to (300)",
+        "alter table sale detach partition sale_70",
+        "drop table come_empty",
+        "alter table other detach partition other_0",
+        "drop table other_0, other_10",
+        "truncate other",
+        "drop table if exists nowhere.at_all",
+        "alter table if exists nowhere detach partition at_all",
+        "alter table sale detach partition nowhere",
+        "drop table sale, sale_50",
+    ] {
+        assert_eq!(told(silent), [""; 0], "{silent}");
+    }
+    assert!(client.value::<bool>("select to_regclass('sale_60') is null"));
 }
 
 #[test]
