@@ -141,6 +141,43 @@ fn a_statement_over_captured_rows_of_very_different_sizes_takes_bounded_memory()
     assert_eq!(events, 740);
 }
 
+/// The user's expression for the key may be of any size. It is refused anyway.
+#[test]
+fn keys_of_attached_rows_take_bounded_memory_whatever_their_size() {
+    for is_source in [false, true] {
+        let cluster = support::idle_cluster(&["shared_buffers = '16MB'"]);
+        let mut client = cluster.connect(DB);
+        let key = "repeat('k', 4000000)";
+        client
+            .batch_execute(&match is_source {
+                false => format!("create table journal (seq bigint primary key); select outbox_attach('journal', key => $${key}$$)"),
+                true => format!(
+                    "create table journal (seq bigint primary key); create role shop; alter table journal owner to shop;
+                     select outbox_source_set('journal', seq => 'seq', type => $$'T'$$, created_at => 'now()', key => $${key}$$);
+                     select outbox_attach('journal')"
+                ),
+            })
+            .expect("the table");
+        let row = client.query_one("select pg_backend_pid()", &[]).expect("the process");
+        let error = client
+            .batch_execute("insert into journal select generate_series(1, 200)")
+            .expect_err("keys that are too long");
+        let peak = peak_mib(row.get(0));
+        assert!(
+            peak <= MEMORY_MIB_MAX,
+            "the session used {peak} MiB, source: {is_source}"
+        );
+        let error = error.as_db_error().expect("an error of the server");
+        assert_eq!(error.code().code(), "54000", "{error:?}");
+        assert!(
+            error
+                .message()
+                .ends_with("is more than 255 bytes long; the limit of AMQP is 255"),
+            "{error:?}"
+        );
+    }
+}
+
 #[test]
 fn messages_behind_a_dead_letter_return_without_a_temporary_file() {
     let cluster = cluster(&[]);

@@ -20,7 +20,7 @@ use crate::session::store::publish::Keyed;
 use crate::session::store::statements::{self, Statements, statements};
 use crate::session::store::written::{self, ReadTable};
 use crate::session::store::{publish, source};
-use crate::store::aggregate_key;
+use crate::store::{aggregate_key, start_sql};
 use outbox_core::change::{CaptureRules, Change, ChangedRow, Operations, Update};
 use outbox_core::change_log::RowChange;
 use outbox_core::envelope;
@@ -50,7 +50,7 @@ pub fn attached(call: Call) -> Result<(), UserError> {
     let sql = format!(
         "select r.{seq}::pg_catalog.int8, {key} from {rows} r{condition}",
         seq = quote_identifier(&attached.seq),
-        key = attached.key.as_deref().map_or("null::pg_catalog.text".into(), as_text),
+        key = (attached.key.as_deref()).map_or("null::pg_catalog.text".into(), |key| start_sql(&as_text(key))),
         rows = quote_identifier(rows),
         condition = attached.when.map_or(String::new(), |when| format!(" where ({when}\n)")),
     );
@@ -64,7 +64,7 @@ pub fn attached(call: Call) -> Result<(), UserError> {
             return Err(checks::missing_seq());
         };
         for key in keys.iter().flatten() {
-            envelope::check_short("key", key)?;
+            envelope::check_short_start("key", key)?;
         }
         checks::check_destination(statements, &fired.table.named, destination)?;
         if let Some(seq) = seqs.iter().find(|seq| **seq <= 0) {

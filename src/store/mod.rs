@@ -10,6 +10,7 @@ pub mod subscriptions;
 use crate::error::internal;
 use crate::pg::catalog::{self, Server};
 use crate::pg::spi::{Spi, SpiResult};
+use outbox_core::envelope::SHORT_STRING_MAX;
 use outbox_transport::target::split;
 use outbox_worker::{DEFAULT_DESTINATION, Mapping};
 use pgrx::spi::quote_identifier;
@@ -48,6 +49,12 @@ pub fn aggregate_key(aggregate_type: Option<&str>, aggregate_id: Option<&str>) -
         (None, Some(id)) => Some(id.to_string()),
         (_, None) => None,
     }
+}
+
+/// The start of a text in SQL, by which it is seen to be too long for a key. Many rows are read at once, and texts of users
+/// have any size.
+pub fn start_sql(text: &str) -> String {
+    format!("pg_catalog.left({text}, {})", SHORT_STRING_MAX + 1)
 }
 
 /// The command that adds a host to outbox.http_allow, where that is set.

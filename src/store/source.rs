@@ -6,8 +6,8 @@
 
 pub mod by_sql;
 
-use super::aggregate_key;
 use super::statement::{self, SavedStatement};
+use super::{aggregate_key, start_sql};
 use crate::error::UserError;
 use crate::event::created_at_sql;
 use crate::limits::{STATEMENT_TIMEOUT_MS, check_body};
@@ -248,7 +248,8 @@ impl Source {
 
     // ---- in a session -----------------------------------------------------------------------------------------------
 
-    /// The keys of these events, without those that do not exist. `with_types`: their types too. An error of the source is an
+    /// The keys of these events, without those that do not exist. `with_types`: their types too. Of what is too long it has the
+    /// start. An error of the source is an
     /// error of the call.
     pub fn keys(&self, seqs: &[i64], with_types: bool) -> Result<HashMap<i64, EventKey>, UserError> {
         let read = || {
@@ -481,7 +482,7 @@ impl Source {
 
     fn keys_sql(&self, with_types: bool) -> String {
         let [aggregate_type, id, key, kind] =
-            [AGGREGATE[0], AGGREGATE[1], KEY, TYPE].map(|part| self.column(part, PartKind::Text));
+            [AGGREGATE[0], AGGREGATE[1], KEY, TYPE].map(|part| start_sql(&self.column(part, PartKind::Text)));
         let kind = if with_types { &kind } else { "null::text" };
         format!(
             "select {}, {aggregate_type}, {id}, {key}, {kind} from {} as r where {} = any ($1)",

@@ -17,7 +17,7 @@ use crate::text::Text;
 
 pub use crate::header_names::SYSTEM_HEADERS;
 pub use crate::headers::{HEADERS_MAX, SYSTEM_HEADERS_RESERVED, check_headers};
-pub use crate::refusal::{Refusal, SHORT_STRING_MAX, check_short};
+pub use crate::refusal::{Refusal, SHORT_STRING_MAX, check_short, check_short_start};
 
 pub const CONTENT_TYPE: &str = "application/json";
 

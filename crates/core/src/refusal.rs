@@ -36,14 +36,25 @@ impl std::error::Error for Refusal {}
 ///
 /// # Errors [`Refusal`] if it is longer than [`SHORT_STRING_MAX`] bytes.
 pub fn check_short(name: &str, text: &str) -> Result<(), Refusal> {
-    if text.len() <= SHORT_STRING_MAX {
-        return Ok(());
+    match text.len() {
+        ..=SHORT_STRING_MAX => Ok(()),
+        bytes => Err(too_long(name, &bytes.to_string())),
     }
-    Err(Refusal::new(
-        format!(
-            "the {name} is {} bytes long; the limit of AMQP is {SHORT_STRING_MAX}",
-            text.len()
-        ),
+}
+
+/// As [`check_short`], for a text that may be only the start of one that is longer than [`SHORT_STRING_MAX`] bytes.
+///
+/// # Errors [`Refusal`] if it is longer.
+pub fn check_short_start(name: &str, start: &str) -> Result<(), Refusal> {
+    match start.len() {
+        ..=SHORT_STRING_MAX => Ok(()),
+        _ => Err(too_long(name, &format!("more than {SHORT_STRING_MAX}"))),
+    }
+}
+
+fn too_long(name: &str, bytes: &str) -> Refusal {
+    Refusal::new(
+        format!("the {name} is {bytes} bytes long; the limit of AMQP is {SHORT_STRING_MAX}"),
         format!("Shorten the {name}."),
-    ))
+    )
 }

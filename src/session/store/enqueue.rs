@@ -132,7 +132,11 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
         Keys::LookedUp => seqs.iter().map(|seq| found[seq].event.key.clone()).collect(),
     };
     for key in keys.iter().flatten() {
-        envelope::check_short(AGGREGATE_KEY, key)?; // a given one is short
+        // A given one is short.
+        match &source {
+            None => envelope::check_short(AGGREGATE_KEY, key)?,
+            Some(_) => envelope::check_short_start(AGGREGATE_KEY, key)?,
+        }
     }
     let mut receivers: BTreeMap<&str, Keyed> = BTreeMap::new();
     let all = seqs.iter().copied().zip(keys);
