@@ -21,6 +21,14 @@ use std::fmt;
 
 pub use pgrx::spi::OwnedPreparedStatement;
 
+/// The types of the parameters of statements.
+pub mod types {
+    pub use pgrx::pg_sys::{
+        BYTEAOID, INT2ARRAYOID, INT2OID, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, Oid, TEXTARRAYOID, TEXTOID,
+        TIDARRAYOID, TIMESTAMPTZOID,
+    };
+}
+
 #[derive(Debug)]
 pub enum SpiError {
     /// An error of the server's SPI, or a wrong use of it.

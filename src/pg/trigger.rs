@@ -19,7 +19,7 @@ pub struct Fired {
     /// The OID of the trigger.
     pub trigger: u32,
     pub operation: Operation,
-    pub when: When,
+    pub timing: Timing,
     pub table: TriggerTable,
     pub argument: String,
     /// The name of the transition table with the new rows in the trigger's definition; None = it has none.
@@ -49,7 +49,7 @@ pub enum Operation {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum When {
+pub enum Timing {
     BeforeStatement,
     AfterStatement,
     /// For a row that was written, if the trigger has a WHEN clause.
@@ -73,9 +73,9 @@ pub fn fired(call: Call) -> Option<Fired> {
             PgTriggerOperation::Delete => Operation::Delete,
             PgTriggerOperation::Truncate => Operation::Truncate,
         };
-        let when = match (trigger.level(), trigger.when().ok()?) {
-            (PgTriggerLevel::Statement, PgTriggerWhen::Before) => When::BeforeStatement,
-            (PgTriggerLevel::Statement, PgTriggerWhen::After) => When::AfterStatement,
+        let timing = match (trigger.level(), trigger.when().ok()?) {
+            (PgTriggerLevel::Statement, PgTriggerWhen::Before) => Timing::BeforeStatement,
+            (PgTriggerLevel::Statement, PgTriggerWhen::After) => Timing::AfterStatement,
             (PgTriggerLevel::Row, PgTriggerWhen::After) if !of.tgqual.is_null() => {
                 let version = |row: pg_sys::HeapTuple| Version {
                     table: (*(*data).tg_relation).rd_id.to_u32(),
@@ -83,15 +83,15 @@ pub fn fired(call: Call) -> Option<Fired> {
                 };
                 let row = version((*data).tg_trigtuple);
                 match operation {
-                    Operation::Insert => When::AfterRow(Write::Insert(row)),
-                    Operation::Update => When::AfterRow(Write::Update {
+                    Operation::Insert => Timing::AfterRow(Write::Insert(row)),
+                    Operation::Update => Timing::AfterRow(Write::Update {
                         old: row,
                         new: version((*data).tg_newtuple),
                     }),
-                    _ => When::AfterRow(Write::Delete(row)),
+                    _ => Timing::AfterRow(Write::Delete(row)),
                 }
             }
-            _ => When::Other,
+            _ => Timing::Other,
         };
         let name = |name: *const c_char| (!name.is_null()).then(|| text::of_c(name));
         Some(Fired {
@@ -99,7 +99,7 @@ pub fn fired(call: Call) -> Option<Fired> {
             data,
             trigger: of.tgoid.to_u32(),
             operation,
-            when,
+            timing,
             table: TriggerTable::of((*data).tg_relation),
             argument: text::of_c(*of.tgargs),
             new_rows: name(of.tgnewtable),

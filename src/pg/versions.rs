@@ -14,10 +14,10 @@ pub struct Versions {
     rows: *mut pg_sys::Tuplestorestate,
     count: usize,
     /// Where they come from: the table itself, or tables that inherit from it.
-    sources: Vec<Source>,
+    tables: Vec<WrittenTable>,
 }
 
-struct Source {
+struct WrittenTable {
     oid: u32,
     table: pg_sys::Relation,
     slot: *mut pg_sys::TupleTableSlot,
@@ -51,7 +51,7 @@ impl Versions {
                 table,
                 rows: pg_sys::tuplestore_begin_heap(false, false, pg_sys::work_mem),
                 count: 0,
-                sources: Vec::new(),
+                tables: Vec::new(),
             })
         }
     }
@@ -69,21 +69,21 @@ impl Versions {
 
     /// Adds a version. None: this transaction has not written it, whatever a trigger says.
     pub fn add(&mut self, version: Version, side: Side) -> Option<Added> {
-        let position = self.source(version.table)?;
-        let source = &self.sources[position];
+        let position = self.table_of(version.table)?;
+        let written = &self.tables[position];
         // SAFETY: the table and the slot are open.
         unsafe {
-            if !fetch(source.table, source.slot, version) {
+            if !fetch(written.table, written.slot, version) {
                 return None;
             }
-            let header = header(source.slot);
+            let header = header(written.slot);
             if !is_written(header, side) {
                 return None;
             }
-            let (bytes, is_moved) = (size(source.slot), is_moved_to_partition(header));
-            let row = match source.map.is_null() {
-                true => source.slot,
-                false => pg_sys::execute_attr_map_slot((*source.map).attrMap, source.slot, source.mapped),
+            let (bytes, is_moved) = (size(written.slot), is_moved_to_partition(header));
+            let row = match written.map.is_null() {
+                true => written.slot,
+                false => pg_sys::execute_attr_map_slot((*written.map).attrMap, written.slot, written.mapped),
             };
             pg_sys::tuplestore_puttupleslot(self.rows, row);
             self.count += 1;
@@ -91,8 +91,8 @@ impl Versions {
         }
     }
 
-    fn source(&mut self, oid: u32) -> Option<usize> {
-        if let Some(known) = self.sources.iter().position(|source| source.oid == oid) {
+    fn table_of(&mut self, oid: u32) -> Option<usize> {
+        if let Some(known) = self.tables.iter().position(|written| written.oid == oid) {
             return Some(known);
         }
         // SAFETY: inside an SPI session.
@@ -108,7 +108,7 @@ impl Versions {
                 false => pg_sys::MakeSingleTupleTableSlot(columns, &raw const pg_sys::TTSOpsVirtual),
             };
             let slot = pg_sys::table_slot_create(table, std::ptr::null_mut());
-            self.sources.push(Source {
+            self.tables.push(WrittenTable {
                 oid,
                 table,
                 slot,
@@ -116,7 +116,7 @@ impl Versions {
                 mapped,
             });
         }
-        Some(self.sources.len() - 1)
+        Some(self.tables.len() - 1)
     }
 
     /// Makes the rows a table with this name for the statements of the innermost SPI session.
@@ -149,12 +149,12 @@ impl Versions {
         // SAFETY: they are open.
         unsafe {
             pg_sys::tuplestore_end(self.rows);
-            for source in self.sources {
-                if !source.mapped.is_null() {
-                    pg_sys::ExecDropSingleTupleTableSlot(source.mapped);
+            for written in self.tables {
+                if !written.mapped.is_null() {
+                    pg_sys::ExecDropSingleTupleTableSlot(written.mapped);
                 }
-                pg_sys::ExecDropSingleTupleTableSlot(source.slot);
-                pg_sys::table_close(source.table, pg_sys::NoLock as i32);
+                pg_sys::ExecDropSingleTupleTableSlot(written.slot);
+                pg_sys::table_close(written.table, pg_sys::NoLock as i32);
             }
             pg_sys::table_close(self.table, pg_sys::NoLock as i32);
         }

@@ -9,7 +9,7 @@ use crate::config::Context;
 use crate::error::{UserError, invalid};
 use crate::limits::check_body;
 use crate::pg::spi::SpiHeapTupleData;
-use crate::pg::trigger::{self, Call, Fired, NamedTable, Operation, TriggerTable, When};
+use crate::pg::trigger::{self, Call, Fired, NamedTable, Operation, Timing, TriggerTable};
 use crate::pg::when::query_memory;
 use crate::pg::{catalog, security, text};
 use crate::session::changes;
@@ -41,7 +41,8 @@ pub fn attached(call: Call) -> Result<(), UserError> {
         &fired.argument,
         outbox_core::trigger::parse::<Attached>,
     )?;
-    let (Operation::Insert, When::AfterStatement, Some(rows)) = (fired.operation, &fired.when, &fired.new_rows) else {
+    let (Operation::Insert, Timing::AfterStatement, Some(rows)) = (fired.operation, &fired.timing, &fired.new_rows)
+    else {
         return Err(foreign_trigger(&fired.table.named));
     };
     let destination = attached.destination.as_deref().unwrap_or(DEFAULT_DESTINATION);
@@ -104,10 +105,10 @@ struct CapturedTable {
 /// The trigger of outbox_capture: a statement begins or ends, or a query is over.
 pub fn captured(call: Call) -> Result<(), UserError> {
     let fired = fired(call)?;
-    match (&fired.when, fired.operation) {
-        (When::AfterRow(first), _) => changes::first_fires(first),
-        (When::BeforeStatement, Operation::Update | Operation::Delete) => statement_begins(&fired),
-        (When::AfterStatement, Operation::Truncate) => Err(UserError::new(
+    match (&fired.timing, fired.operation) {
+        (Timing::AfterRow(first), _) => changes::first_fires(first),
+        (Timing::BeforeStatement, Operation::Update | Operation::Delete) => statement_begins(&fired),
+        (Timing::AfterStatement, Operation::Truncate) => Err(UserError::new(
             PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
             format!("TRUNCATE of table \"{}\" would make no events", fired.table.named.name),
             "Use DELETE, which makes one for each row; or call outbox_uncapture first.",

@@ -10,21 +10,11 @@ use crate::pg::trigger::{Operation, row_table};
 use crate::pg::when::{self, QueryMemory, WhenCall};
 use crate::pg::xact::{self, End};
 use crate::pg::{guc, security, text, txn, versions};
-use outbox_core::change_log::{ChangeLog, RowChange, Source, Version, Write, Writer};
+use outbox_core::change_log::{ChangeLog, Origin, RowChange, Version, Write, Writer};
+use outbox_core::session;
 use pgrx::PgSqlErrorCode;
 use std::cell::{Cell, RefCell};
-use std::ffi::CStr;
 use std::sync::OnceLock;
-
-/// The same values make the same event in all sessions.
-const ENVIRONMENT: [(&CStr, &CStr); 6] = [
-    (c"search_path", c"pg_catalog, pg_temp"),
-    (c"timezone", c"UTC"),
-    (c"datestyle", c"ISO, MDY"),
-    (c"intervalstyle", c"postgres"),
-    (c"bytea_output", c"hex"),
-    (c"extra_float_digits", c"1"),
-];
 
 /// A query that has begun to write rows, or a statement on a table with children.
 struct OpenQuery {
@@ -55,12 +45,12 @@ thread_local! {
 /// A row was written. Returns whether its trigger is to fire: for the first row of a query, because the trigger fires
 /// when the query is over.
 pub fn row_written(call: WhenCall, operation: Operation) -> Result<bool, UserError> {
-    let known = call.kept::<Source>();
+    let known = call.kept::<Origin>();
     let is_first = known.is_none();
-    let source = match known {
-        Some(source) => source,
-        None => match source(call)? {
-            Some(source) => source,
+    let origin = match known {
+        Some(origin) => origin,
+        None => match origin(call)? {
+            Some(origin) => origin,
             None => return Ok(false),
         },
     };
@@ -70,20 +60,20 @@ pub fn row_written(call: WhenCall, operation: Operation) -> Result<bool, UserErr
     };
     let pending = match operation {
         Operation::Insert => {
-            let half = match source.may_move {
-                true => LOG.with_borrow(|log| log.half_of_move(source)),
+            let half = match origin.may_move {
+                true => LOG.with_borrow(|log| log.half_of_move(origin)),
                 false => None,
             };
             match half.is_some_and(versions::is_moved) {
-                true => noted(|log| log.moved(source, version(1), is_first)),
-                false => noted(|log| log.add(source, Write::Insert(version(1)), is_first)),
+                true => noted(|log| log.moved(origin, version(1), is_first)),
+                false => noted(|log| log.add(origin, Write::Insert(version(1)), is_first)),
             }
         }
         Operation::Update => {
             let (old, new) = (version(1), version(2));
-            noted(|log| log.add(source, Write::Update { old, new }, is_first))
+            noted(|log| log.add(origin, Write::Update { old, new }, is_first))
         }
-        _ => noted(|log| log.add(source, Write::Delete(version(1)), is_first)),
+        _ => noted(|log| log.add(origin, Write::Delete(version(1)), is_first)),
     };
     if pending >= BATCH {
         store_events()?;
@@ -105,7 +95,7 @@ fn with_room<T>(arrives: bool, add: impl FnOnce(&mut ChangeLog) -> T) -> T {
 }
 
 /// Who writes the rows of this call's table, and of the later calls in its query. None: they make no events.
-fn source(call: WhenCall) -> Result<Option<Source>, UserError> {
+fn origin(call: WhenCall) -> Result<Option<Origin>, UserError> {
     if !call.is_genuine() {
         return Err(UserError::new(
             PgSqlErrorCode::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
@@ -136,15 +126,15 @@ fn source(call: WhenCall) -> Result<Option<Source>, UserError> {
             .find(|(_, children)| children.contains(&oid))
             .map(|(parent, _)| *parent)
     });
-    let source = Source {
+    let origin = Origin {
         query,
         savepoint: xact::current_savepoint(),
         writer: Writer { role, restrictions },
         through,
         may_move: table.is_partition,
     };
-    call.keep(source);
-    Ok(Some(source))
+    call.keep(origin);
+    Ok(Some(origin))
 }
 
 /// The id of the query with this memory.
@@ -200,12 +190,14 @@ pub fn store_events() -> Result<(), UserError> {
     }
     let _ends = Ends;
     let Some(store) = STORE.get() else { return Ok(()) };
+    // The same values make the same event in all sessions.
+    let environment = [session::NAMES, session::TEXTS].concat();
     loop {
         let changes = LOG.with_borrow(|log| log.next(BATCH, versions::is_moved));
         if changes.is_empty() {
             return Ok(());
         }
-        let stored = guc::with(&ENVIRONMENT, || store(&changes))?;
+        let stored = guc::with(&environment, || store(&changes))?;
         if let Some(last) = changes[..stored].last() {
             LOG.with_borrow_mut(|log| log.stored(last.number, xact::current_savepoint()));
         }
@@ -230,7 +222,7 @@ pub fn arrives_later(change: &RowChange, key: String) {
 /// again.
 pub fn arrives_before(change: &RowChange, key: impl FnOnce() -> String) -> Option<RowChange> {
     LOG.with_borrow_mut(|log| match log.has_arrivals() {
-        true => log.take_arrival(&key(), change.source.query, xact::current_savepoint()),
+        true => log.take_arrival(&key(), change.origin.query, xact::current_savepoint()),
         false => None,
     })
 }

@@ -2,6 +2,7 @@
 //! restricted, in the sessions of all roles. Called on the main thread, inside a transaction.
 
 use crate::error::{UserError, internal};
+use crate::pg::spi::types::TEXTOID;
 use crate::pg::spi::{Param, Spi};
 use crate::pg::{catalog, guc, security, text, txn};
 use crate::store::statement::SavedStatement;
@@ -11,7 +12,6 @@ use outbox_core::subscriptions::{EventFilter, Subscriptions};
 use outbox_transport::target::Kind;
 use outbox_worker::DEFAULT_DESTINATION;
 use pgrx::PgSqlErrorCode;
-use pgrx::pg_sys::TEXTOID;
 use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::ffi::CStr;

@@ -111,7 +111,7 @@ fn a_generated_column_identifies_rows_only_if_it_is_stored() {
         let (code, message) = refused(&mut client, &format!("select {call}"));
         assert_eq!(code, "0A000", "{call}: {message}");
         assert!(
-            message.ends_with("uses a virtual generated column of table t"),
+            message.ends_with("uses a virtual generated column of table public.t"),
             "{call}: {message}"
         );
     }

@@ -43,7 +43,7 @@ pub struct Writer {
 
 /// Who writes a row, for all rows of a table that a query writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct Origin {
     pub query: u64,
     pub savepoint: u32,
     pub writer: Writer,
@@ -56,7 +56,7 @@ pub struct Source {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowChange {
     pub number: u64,
-    pub source: Source,
+    pub origin: Origin,
     pub write: Write,
 }
 
@@ -67,7 +67,7 @@ impl RowChange {
             Write::Insert(version) | Write::Delete(version) => version,
             Write::Update { new, .. } | Write::Arrive { new, .. } => new,
         };
-        self.source.through.unwrap_or(version.table)
+        self.origin.through.unwrap_or(version.table)
     }
 }
 
@@ -93,7 +93,7 @@ struct Arrivals {
 
 #[derive(Debug)]
 struct Arrival {
-    source: Source,
+    origin: Origin,
     new: Version,
     key: String,
     is_stored: bool,
@@ -149,13 +149,13 @@ impl ChangeLog {
             ..
         } = self.running.remove(position);
         let mut of = |position: usize, arrivals: &mut Arrivals| {
-            let Arrival { source, new, key, .. } = &mut arrivals.all[position];
+            let Arrival { origin, new, key, .. } = &mut arrivals.all[position];
             self.next_number += 1;
             RowChange {
                 number: self.next_number,
-                source: Source {
+                origin: Origin {
                     savepoint: of_query,
-                    ..*source
+                    ..*origin
                 },
                 write: Write::Arrive {
                     new: *new,
@@ -188,37 +188,37 @@ impl ChangeLog {
     // ---- rows -------------------------------------------------------------------------------------------------------
 
     /// A row is written. `is_first`: its trigger will report the end of the query.
-    pub fn add(&mut self, source: Source, write: Write, is_first: bool) {
+    pub fn add(&mut self, origin: Origin, write: Write, is_first: bool) {
         if self.pending.back().is_some_and(|last| last.write == write) {
             return; // a trigger of a user has the same WHEN clause
         }
         self.next_number += 1;
         let number = self.next_number;
-        if let Some(query) = self.running(source.query).filter(|_| is_first) {
+        if let Some(query) = self.running(origin.query).filter(|_| is_first) {
             query.firsts.push(write.clone());
         }
-        self.pending.push_back(RowChange { number, source, write });
+        self.pending.push_back(RowChange { number, origin, write });
     }
 
     /// The delete that an insert may be the second half of: the last change, if it is of the same query.
-    pub fn half_of_move(&self, source: Source) -> Option<Version> {
+    pub fn half_of_move(&self, origin: Origin) -> Option<Version> {
         match self.pending.back()? {
             RowChange {
                 write: Write::Delete(old),
-                source: of_delete,
+                origin: of_delete,
                 ..
-            } if of_delete.may_move && of_delete.query == source.query => Some(*old),
+            } if of_delete.may_move && of_delete.query == origin.query => Some(*old),
             _ => None,
         }
     }
 
     /// The last change and this insert are a move: an update.
-    pub fn moved(&mut self, source: Source, new: Version, is_first: bool) {
+    pub fn moved(&mut self, origin: Origin, new: Version, is_first: bool) {
         let Some(Write::Delete(old)) = self.pending.pop_back().map(|delete| delete.write) else {
             return;
         };
-        self.add(source, Write::Update { old, new }, false);
-        if let Some(query) = self.running(source.query).filter(|_| is_first) {
+        self.add(origin, Write::Update { old, new }, false);
+        if let Some(query) = self.running(origin.query).filter(|_| is_first) {
             query.firsts.push(Write::Insert(new));
         }
     }
@@ -240,12 +240,12 @@ impl ChangeLog {
         let mut next: Vec<RowChange> = self.pending.iter().take(count).cloned().collect();
         if next.len() == self.pending.len()
             && let Some(RowChange {
-                source,
+                origin,
                 write: Write::Delete(old),
                 ..
             }) = next.last()
-            && source.may_move
-            && self.running.iter().any(|query| query.id == source.query)
+            && origin.may_move
+            && self.running.iter().any(|query| query.id == origin.query)
             && is_moved(*old)
         {
             next.pop();
@@ -257,17 +257,17 @@ impl ChangeLog {
     /// its query.
     pub fn split(&mut self, number: u64, key: String) {
         let Some(position) = self.position(number) else { return };
-        let RowChange { source, write, .. } = &mut self.pending[position];
+        let RowChange { origin, write, .. } = &mut self.pending[position];
         let Write::Update { old, new } = *write else { return };
         *write = Write::Delete(old);
-        let source = Source {
+        let origin = Origin {
             may_move: false,
-            ..*source
+            ..*origin
         };
-        self.pending[position].source = source;
-        match self.running(source.query) {
+        self.pending[position].origin = origin;
+        match self.running(origin.query) {
             Some(query) => query.arrivals.add(Arrival {
-                source,
+                origin,
                 new,
                 key,
                 is_stored: false,
@@ -276,7 +276,7 @@ impl ChangeLog {
                 self.next_number += 1;
                 self.pending.push_back(RowChange {
                     number: self.next_number,
-                    source,
+                    origin,
                     write: Write::Arrive { new, key },
                 });
             }
@@ -298,7 +298,7 @@ impl ChangeLog {
     /// The events of the first changes, up to the one with this number, are stored in this savepoint.
     pub fn stored(&mut self, last: u64, savepoint: u32) {
         while let Some(change) = self.pending.pop_front_if(|change| change.number <= last) {
-            if change.source.savepoint != savepoint {
+            if change.origin.savepoint != savepoint {
                 self.stored.push((change, savepoint));
             }
         }
@@ -314,12 +314,12 @@ impl ChangeLog {
             }
         };
         for change in &mut self.pending {
-            renamed(&mut change.source.savepoint);
+            renamed(&mut change.origin.savepoint);
         }
         self.stored.retain_mut(|(change, savepoint)| {
-            renamed(&mut change.source.savepoint);
+            renamed(&mut change.origin.savepoint);
             renamed(savepoint);
-            change.source.savepoint != *savepoint
+            change.origin.savepoint != *savepoint
         });
         for query in &mut self.running {
             renamed(&mut query.savepoint);
@@ -333,10 +333,10 @@ impl ChangeLog {
     /// The innermost savepoint was rolled back.
     pub fn aborted(&mut self, id: u32) {
         self.running.retain(|query| query.savepoint != id);
-        self.pending.retain(|change| change.source.savepoint != id);
+        self.pending.retain(|change| change.origin.savepoint != id);
         for (change, savepoint) in std::mem::take(&mut self.stored) {
             match savepoint == id {
-                true if change.source.savepoint == id => {}
+                true if change.origin.savepoint == id => {}
                 true => self.pending.push_back(change),
                 false => self.stored.push((change, savepoint)),
             }
@@ -389,9 +389,9 @@ impl Arrivals {
         }
         Some(RowChange {
             number: 0,
-            source: Source {
+            origin: Origin {
                 savepoint: of_query,
-                ..arrival.source
+                ..arrival.origin
             },
             write: Write::Arrive {
                 new: arrival.new,
@@ -426,8 +426,8 @@ mod tests {
         }
     }
 
-    fn source(query: u64, savepoint: u32) -> Source {
-        Source {
+    fn origin(query: u64, savepoint: u32) -> Origin {
+        Origin {
             query,
             savepoint,
             writer: Writer::default(),
@@ -460,10 +460,10 @@ mod tests {
     fn changes_come_in_the_order_of_the_writes_and_once() {
         let mut log = ChangeLog::default();
         let (outer, inner) = (log.begin(OUTER), log.begin(OUTER));
-        log.add(source(outer, OUTER), insert(1), true);
-        log.add(source(inner, OUTER), update(1), true);
-        log.add(source(inner, OUTER), update(1), false); // the clause of another trigger, for the same row
-        log.add(source(outer, OUTER), insert(2), false);
+        log.add(origin(outer, OUTER), insert(1), true);
+        log.add(origin(inner, OUTER), update(1), true);
+        log.add(origin(inner, OUTER), update(1), false); // the clause of another trigger, for the same row
+        log.add(origin(outer, OUTER), insert(2), false);
         assert_eq!(store(&mut log, OUTER), [insert(1), update(1), insert(2)]);
         assert_eq!(store(&mut log, OUTER), []);
     }
@@ -471,7 +471,7 @@ mod tests {
     #[test]
     fn a_delete_waits_for_the_insert_that_makes_it_a_move_until_another_row_is_written_or_its_query_ends() {
         let mut log = ChangeLog::default();
-        let query = source(log.begin(OUTER), OUTER);
+        let query = origin(log.begin(OUTER), OUTER);
         let (old, new) = (version(7, 1), version(8, 1));
         log.add(query, Write::Delete(old), true);
         assert_eq!(store(&mut log, OUTER), []);
@@ -480,7 +480,7 @@ mod tests {
         assert_eq!(store(&mut log, OUTER), [Write::Update { old, new }]);
 
         log.add(query, Write::Delete(old), false);
-        log.add(source(log.next_query + 1, OUTER), insert(3), true);
+        log.add(origin(log.next_query + 1, OUTER), insert(3), true);
         assert_eq!(log.half_of_move(query), None);
         assert_eq!(store(&mut log, OUTER), [Write::Delete(old), insert(3)]);
 
@@ -493,12 +493,12 @@ mod tests {
     fn a_savepoint_that_is_rolled_back_takes_its_changes_and_gives_back_those_from_before_it() {
         let mut log = ChangeLog::default();
         let (outer, inner) = (log.begin(OUTER), log.begin(INNER));
-        log.add(source(outer, OUTER), insert(1), true);
-        log.add(source(inner, INNER), insert(2), true);
+        log.add(origin(outer, OUTER), insert(1), true);
+        log.add(origin(inner, INNER), insert(2), true);
         assert_eq!(store(&mut log, INNER), [insert(1), insert(2)]);
-        log.add(source(inner, INNER), insert(3), false);
+        log.add(origin(inner, INNER), insert(3), false);
         log.aborted(INNER);
-        log.add(source(outer, OUTER), insert(4), false);
+        log.add(origin(outer, OUTER), insert(4), false);
         assert_eq!(store(&mut log, OUTER), [insert(1), insert(4)]);
     }
 
@@ -506,8 +506,8 @@ mod tests {
     fn a_savepoint_that_is_released_leaves_nothing_to_store_again() {
         let mut log = ChangeLog::default();
         let (outer, inner) = (log.begin(OUTER), log.begin(3));
-        log.add(source(outer, OUTER), insert(1), true);
-        log.add(source(inner, 3), insert(2), true);
+        log.add(origin(outer, OUTER), insert(1), true);
+        log.add(origin(inner, 3), insert(2), true);
         assert_eq!(store(&mut log, 3).len(), 2);
         log.released(3, INNER);
         assert_eq!(log.stored.len(), 1);
@@ -520,7 +520,7 @@ mod tests {
         let mut log = ChangeLog::default();
         let query = log.begin(OUTER);
         for line in [1, 2] {
-            log.add(source(query, OUTER), update(line), line == 1);
+            log.add(origin(query, OUTER), update(line), line == 1);
         }
         for (change, key) in log.next(100, |_| false).iter().zip(["a", "b"]) {
             log.split(change.number, key.into());
@@ -550,7 +550,7 @@ mod tests {
     fn a_query_that_ends_by_an_error_leaves_nothing() {
         let mut log = ChangeLog::default();
         let query = log.begin(INNER);
-        log.add(source(query, INNER), update(1), true);
+        log.add(origin(query, INNER), update(1), true);
         log.split(1, "a".into());
         log.ended(query); // its memory is freed before the savepoint ends
         log.aborted(INNER);

@@ -1,8 +1,8 @@
 //! The statements that insert rows of a layout, for tables that cannot be written without one.
 
+use crate::pg::spi::types::Oid;
 use crate::pg::spi::{OwnedPreparedStatement, Param, SpiClient, SpiResult};
 use crate::pg::table::{Column, Layout, Value};
-use pgrx::pg_sys::Oid;
 
 /// Prepares the statement that writes one row, or many given as arrays. Its parameters are the given columns, then those of
 /// `more`: further columns with their expressions, which have these types. `end`: what follows.

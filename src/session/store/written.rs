@@ -144,7 +144,7 @@ pub fn read_changes<T: ReadTable>(changes: &[RowChange]) -> Result<ReadRows<T>, 
 }
 
 fn group_of<T: ReadTable>(change: &RowChange, groups: &mut Vec<Group<T>>) -> Result<usize, UserError> {
-    let (oid, writer) = (change.table(), change.source.writer);
+    let (oid, writer) = (change.table(), change.origin.writer);
     let is_of = |group: &Group<T>| group.oid == oid && group.writer == writer;
     if let Some(known) = groups.iter().position(is_of) {
         return Ok(known);

@@ -6,6 +6,7 @@
 use crate::pg::catalog;
 use crate::pg::key_scan::KeyScan;
 use crate::pg::scan::{Is, RowSnapshot, with_snapshot};
+use crate::pg::spi::types::{INT2ARRAYOID, INT8ARRAYOID, INT8OID, TEXTOID, TIDARRAYOID, TIMESTAMPTZOID};
 use crate::pg::spi::{Param, SpiClient, SpiResult};
 use crate::pg::table::{Row, Table};
 use crate::pg::text;
@@ -16,7 +17,6 @@ use outbox_core::engine::{CLAIM_BYTES_MAX, Lane, RowId};
 use outbox_core::message::Event;
 use outbox_worker::protocol::{self, ClaimedBatch, Marked};
 use pgrx::datum::TimestampWithTimeZone;
-use pgrx::pg_sys::{INT2ARRAYOID, INT8ARRAYOID, INT8OID, TEXTOID, TIDARRAYOID, TIMESTAMPTZOID};
 use pgrx::spi::quote_identifier;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;

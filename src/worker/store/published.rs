@@ -3,6 +3,7 @@
 //! tests/differential.rs compares the two ways.
 
 use crate::pg::catalog;
+use crate::pg::spi::types::{INT2ARRAYOID, TEXTOID, TIMESTAMPTZOID};
 use crate::pg::spi::{SpiClient, SpiResult};
 use crate::pg::table::{self, Table, clock_timestamp};
 use crate::pg::text;
@@ -11,7 +12,6 @@ use crate::store::statement::SavedStatement;
 use outbox_core::engine::Settlement;
 use outbox_core::settle::Disposition;
 use pgrx::datum::TimestampWithTimeZone;
-use pgrx::pg_sys::{INT2ARRAYOID, TEXTOID, TIMESTAMPTZOID};
 use pgrx::spi::quote_identifier;
 use std::cell::Cell;
 use std::collections::HashSet;

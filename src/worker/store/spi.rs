@@ -3,12 +3,12 @@
 use super::claimed::ClaimedRows;
 use super::published::PublishedRows;
 use crate::pg::clock::us_since_1970;
+use crate::pg::spi::types;
 use crate::pg::spi::{Number, Param, Spi, SpiError, SpiHeapTupleData, SpiResult, SpiTupleTable};
 use crate::store::statement::SavedStatement;
 use outbox_core::engine::{Lane, RowId, Settlement};
 use outbox_worker::protocol::{Arg, ClaimedBatch, Db, ResultRow, Statement};
 use pgrx::datum::TimestampWithTimeZone;
-use pgrx::pg_sys;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -119,18 +119,18 @@ fn call(function: &str, args: usize) -> String {
     format!("select * from outbox_internal.{function}({})", args.join(", "))
 }
 
-fn type_of(arg: &Arg) -> pg_sys::Oid {
+fn type_of(arg: &Arg) -> types::Oid {
     match arg {
-        Arg::Text(_) => pg_sys::TEXTOID,
-        Arg::Bytes(_) => pg_sys::BYTEAOID,
-        Arg::SmallInt(_) => pg_sys::INT2OID,
-        Arg::Int(_) => pg_sys::INT4OID,
-        Arg::BigInt(_) => pg_sys::INT8OID,
-        Arg::Texts(_) | Arg::Reasons(_) => pg_sys::TEXTARRAYOID,
-        Arg::SmallInts(_) => pg_sys::INT2ARRAYOID,
-        Arg::Ints(_) => pg_sys::INT4ARRAYOID,
-        Arg::BigInts(_) => pg_sys::INT8ARRAYOID,
-        Arg::RowIds(_) => pg_sys::TIDARRAYOID,
+        Arg::Text(_) => types::TEXTOID,
+        Arg::Bytes(_) => types::BYTEAOID,
+        Arg::SmallInt(_) => types::INT2OID,
+        Arg::Int(_) => types::INT4OID,
+        Arg::BigInt(_) => types::INT8OID,
+        Arg::Texts(_) | Arg::Reasons(_) => types::TEXTARRAYOID,
+        Arg::SmallInts(_) => types::INT2ARRAYOID,
+        Arg::Ints(_) => types::INT4ARRAYOID,
+        Arg::BigInts(_) => types::INT8ARRAYOID,
+        Arg::RowIds(_) => types::TIDARRAYOID,
     }
 }
 
