@@ -282,7 +282,7 @@ unsafe extern "C-unwind" fn report(
                 let drop = node.cast::<pg_sys::DropStmt>();
                 if (*drop).removeType == pg_sys::ObjectType::OBJECT_TABLE {
                     let names = PgList::<pg_sys::List>::from_pg((*drop).objects);
-                    let table = |name| relation(pg_sys::makeRangeVarFromNameList(name));
+                    let table = |name: *mut pg_sys::List| relation(pg_sys::makeRangeVarFromNameList(name));
                     let tables: Vec<u32> = names.iter_ptr().map(table).collect();
                     for table in &tables {
                         let parent = catalog::partitioned_by(*table);
