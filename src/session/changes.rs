@@ -45,6 +45,13 @@ thread_local! {
 /// A row was written. Returns whether its trigger is to fire: for the first row of a query, because the trigger fires
 /// when the query is over.
 pub fn row_written(call: WhenCall, operation: Operation) -> Result<bool, UserError> {
+    let version = |argument| Version {
+        table: call.table(),
+        at: call.place(argument),
+    };
+    if operation == Operation::Update && row_moved(call, version(1)) {
+        return Ok(false);
+    }
     let known = call.kept::<Origin>();
     let is_first = known.is_none();
     let origin = match known {
@@ -54,31 +61,29 @@ pub fn row_written(call: WhenCall, operation: Operation) -> Result<bool, UserErr
             None => return Ok(false),
         },
     };
-    let version = |argument| Version {
-        table: call.table(),
-        at: call.place(argument),
-    };
     let pending = match operation {
-        Operation::Insert => {
-            let half = match origin.may_move {
-                true => LOG.with_borrow(|log| log.half_of_move(origin)),
-                false => None,
-            };
-            match half.is_some_and(versions::is_moved) {
-                true => noted(|log| log.moved(origin, version(1), is_first)),
-                false => noted(|log| log.add(origin, Write::Insert(version(1)), is_first)),
-            }
-        }
+        Operation::Insert => noted(|log| log.add(origin, Write::Insert(version(1)), is_first)),
         Operation::Update => {
             let (old, new) = (version(1), version(2));
             noted(|log| log.add(origin, Write::Update { old, new }, is_first))
         }
         _ => noted(|log| log.add(origin, Write::Delete(version(1)), is_first)),
     };
-    if pending >= BATCH {
+    // Of a row that may have moved, core says so right after this call.
+    let is_known = operation != Operation::Insert || !LOG.with_borrow(|log| log.may_be_move(origin.query));
+    if pending >= BATCH && is_known {
         store_events()?;
     }
     Ok(is_first)
+}
+
+/// Right after a row has moved to another partition, core evaluates the clause of the partitioned table as well: with the
+/// version that the row has left, or without a table.
+fn row_moved(call: WhenCall, left: Version) -> bool {
+    let may_be_move = |query: &u64| LOG.with_borrow(|log| log.may_be_move(*query)) && call.is_genuine();
+    let query = known_query(call.query_memory()).filter(may_be_move);
+    let left = (left.table != 0).then_some(left);
+    query.is_some_and(|query| LOG.with_borrow_mut(|log| log.moved(query, left)))
 }
 
 fn noted(note: impl FnOnce(&mut ChangeLog)) -> usize {
@@ -137,13 +142,16 @@ fn origin(call: WhenCall) -> Result<Option<Origin>, UserError> {
     Ok(Some(origin))
 }
 
-/// The id of the query with this memory.
-fn query(memory: QueryMemory) -> u64 {
-    let known = QUERIES.with_borrow(|queries| {
+fn known_query(memory: QueryMemory) -> Option<u64> {
+    QUERIES.with_borrow(|queries| {
         let known = queries.iter().rev().find(|query| query.memory == memory);
         known.map(|query| query.id)
-    });
-    known.unwrap_or_else(|| {
+    })
+}
+
+/// The id of the query with this memory.
+fn query(memory: QueryMemory) -> u64 {
+    known_query(memory).unwrap_or_else(|| {
         let id = LOG.with_borrow_mut(|log| log.begin(xact::current_savepoint()));
         when::at_end_of(memory, over, id);
         QUERIES.with_borrow_mut(|queries| {
@@ -190,6 +198,7 @@ pub fn store_events() -> Result<(), UserError> {
     }
     let _ends = Ends;
     let Some(store) = STORE.get() else { return Ok(()) };
+    LOG.with_borrow_mut(|log| log.assume_moves(versions::is_moved));
     // The same values make the same event in all sessions.
     let environment = [session::NAMES, session::TEXTS].concat();
     loop {

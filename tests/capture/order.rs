@@ -425,6 +425,21 @@ fn a_row_that_is_lost_on_its_way_to_another_partition_is_deleted() {
             r#"SaleDeleted 2 {"id": 2, "area": 1}"#
         ]
     );
+    // The next row of the query is no half of that move, also if it has the same aggregate.
+    let setup = format!(
+        "drop table sale; {}",
+        setup.replace("create function", "create or replace function")
+    );
+    let setup = setup.replace("aggregate_id => 'id'", "aggregate_id => 'id % 2'");
+    let merge = "merge into sale using (values (2), (4)) s (id) on sale.id = s.id
+         when matched then update set area = 2 when not matched then insert values (s.id, 1, 5)";
+    assert_eq!(
+        told(&mut client, &setup, merge),
+        [
+            r#"SaleDeleted 0 {"id": 2, "area": 1}"#,
+            r#"SaleCreated 0 {"v": 5, "id": 4, "area": 1}"#
+        ]
+    );
 }
 
 #[test]

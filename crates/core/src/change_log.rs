@@ -78,7 +78,15 @@ struct Query {
     savepoint: u32,
     /// The first row of each kind that it wrote. Their triggers report its end.
     firsts: Vec<Write>,
+    moving: Option<Moving>,
     arrivals: Arrivals,
+}
+
+/// The last row that a query has deleted from a partition, if it may be moving to another one: the numbers of both halves.
+#[derive(Clone, Copy, Debug)]
+struct Moving {
+    left: u64,
+    arrived: Option<u64>,
 }
 
 /// What comes after all rows of a query.
@@ -121,6 +129,7 @@ impl ChangeLog {
             id: self.next_query,
             savepoint,
             firsts: Vec::new(),
+            moving: None,
             arrivals: Arrivals::default(),
         });
         self.next_query
@@ -194,32 +203,65 @@ impl ChangeLog {
         }
         self.next_number += 1;
         let number = self.next_number;
-        if let Some(query) = self.running(origin.query).filter(|_| is_first) {
-            query.firsts.push(write.clone());
+        if let Some(query) = self.running(origin.query) {
+            if is_first {
+                query.firsts.push(write.clone());
+            }
+            query.moving = match (&write, query.moving) {
+                (Write::Delete(_), _) if origin.may_move => Some(Moving {
+                    left: number,
+                    arrived: None,
+                }),
+                (Write::Insert(_), Some(Moving { left, arrived: None })) => Some(Moving {
+                    left,
+                    arrived: Some(number),
+                }),
+                _ => None,
+            };
         }
         self.pending.push_back(RowChange { number, origin, write });
     }
 
-    /// The delete that an insert may be the second half of: the last change, if it is of the same query.
-    pub fn half_of_move(&self, origin: Origin) -> Option<Version> {
-        match self.pending.back()? {
-            RowChange {
-                write: Write::Delete(old),
-                origin: of_delete,
-                ..
-            } if of_delete.may_move && of_delete.query == origin.query => Some(*old),
-            _ => None,
+    /// Whether this query has deleted a row and inserted one, which may be a move.
+    pub fn may_be_move(&self, query: u64) -> bool {
+        let mut running = self.running.iter().rev();
+        let query = running.find(|running| running.id == query);
+        query.is_some_and(|query| query.moving.is_some_and(|moving| moving.arrived.is_some()))
+    }
+
+    /// Core has evaluated the clause of a partitioned table, as it does right after a row has moved between partitions: the
+    /// delete and the insert are one update. `left`: the version that the row has left; None = core says nothing of it.
+    /// False: this is no move, or its events are stored.
+    pub fn moved(&mut self, query: u64, left: Option<Version>) -> bool {
+        let moving = self.running(query).and_then(|query| query.moving.take());
+        moving.is_some_and(|moving| self.join(moving, |old| left.is_none_or(|left| left == old)))
+    }
+
+    /// Events are to be stored before that clause was evaluated: functions in RETURNING have written rows.
+    pub fn assume_moves(&mut self, is_moved: impl Fn(Version) -> bool) {
+        for position in 0..self.running.len() {
+            if let Some(moving) = self.running[position].moving.take_if(|moving| moving.arrived.is_some()) {
+                self.join(moving, &is_moved);
+            }
         }
     }
 
-    /// The last change and this insert are a move: an update.
-    pub fn moved(&mut self, origin: Origin, new: Version, is_first: bool) {
-        let Some(Write::Delete(old)) = self.pending.pop_back().map(|delete| delete.write) else {
-            return;
+    /// Makes one update of a delete and an insert, if nothing was written between both.
+    fn join(&mut self, moving: Moving, is_it: impl Fn(Version) -> bool) -> bool {
+        let Some(at) = self.position(moving.left) else {
+            return false;
         };
-        self.add(origin, Write::Update { old, new }, false);
-        if let Some(query) = self.running(origin.query).filter(|_| is_first) {
-            query.firsts.push(Write::Insert(new));
+        let next = self
+            .pending
+            .get(at + 1)
+            .filter(|next| Some(next.number) == moving.arrived);
+        match (&self.pending[at].write, next.map(|next| &next.write)) {
+            (Write::Delete(old), Some(Write::Insert(new))) if is_it(*old) => {
+                self.pending[at].write = Write::Update { old: *old, new: *new };
+                self.pending.remove(at + 1);
+                true
+            }
+            _ => false,
         }
     }
 
@@ -475,18 +517,41 @@ mod tests {
         let (old, new) = (version(7, 1), version(8, 1));
         log.add(query, Write::Delete(old), true);
         assert_eq!(store(&mut log, OUTER), []);
-        assert_eq!(log.half_of_move(query), Some(old));
-        log.moved(query, new, true);
+        log.add(query, Write::Insert(new), true);
+        assert!(log.moved(query.query, Some(old)));
         assert_eq!(store(&mut log, OUTER), [Write::Update { old, new }]);
 
         log.add(query, Write::Delete(old), false);
-        log.add(origin(log.next_query + 1, OUTER), insert(3), true);
-        assert_eq!(log.half_of_move(query), None);
-        assert_eq!(store(&mut log, OUTER), [Write::Delete(old), insert(3)]);
+        log.add(query, Write::Insert(new), false);
+        log.add(origin(log.next_query + 1, OUTER), insert(3), true); // by a function in RETURNING
+        log.assume_moves(|_| true);
+        assert_eq!(store(&mut log, OUTER), [Write::Update { old, new }, insert(3)]);
+        assert!(!log.moved(query.query, Some(old)));
+
+        log.add(query, Write::Delete(old), false);
+        log.add(origin(log.next_query + 1, OUTER), insert(4), true);
+        assert_eq!(store(&mut log, OUTER), [Write::Delete(old), insert(4)]);
 
         log.add(query, Write::Delete(old), false);
         log.first_fires(&Write::Insert(new));
         assert_eq!(store(&mut log, OUTER), [Write::Delete(old)]);
+    }
+
+    /// A trigger dropped the row in the partition to which it was to move.
+    #[test]
+    fn an_insert_behind_a_delete_is_no_move_unless_the_clause_of_the_partitioned_table_follows() {
+        let mut log = ChangeLog::default();
+        let query = origin(log.begin(OUTER), OUTER);
+        let (old, other) = (version(7, 1), version(8, 2));
+        log.add(query, Write::Delete(old), true);
+        log.add(query, Write::Insert(other), true);
+        assert!(
+            !log.moved(query.query, Some(version(9, 1))),
+            "an update of another table"
+        );
+        assert!(!log.moved(query.query, None), "there was an update between");
+        log.assume_moves(|_| true);
+        assert_eq!(store(&mut log, OUTER), [Write::Delete(old), Write::Insert(other)]);
     }
 
     #[test]
