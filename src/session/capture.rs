@@ -125,8 +125,7 @@ fn statement_begins(fired: &Fired) -> Result<(), UserError> {
         return Ok(());
     }
     for child in &children {
-        let has_trigger = TriggerTable::with(*child, |child| child.row_trigger(is_capture).is_some());
-        if has_trigger == Some(false) {
+        if is_captured(*child) == Some(false) {
             let (child, table) = (catalog::relation_name(*child), &fired.table.named.name);
             return Err(UserError::new(
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
@@ -151,10 +150,10 @@ fn is_capture(function: u32) -> bool {
     is_it
 }
 
-/// Whether rows of a table make events: outbox_capture was called for it, or for a table that it is a partition of.
-pub fn is_captured(table: u32) -> bool {
-    let has_trigger = TriggerTable::with(table, |table| table.row_trigger(is_capture).is_some());
-    has_trigger == Some(true)
+/// Whether a table has row triggers of outbox_capture, its own or those of a table that it is a partition of. None: it does
+/// not exist.
+pub fn is_captured(table: u32) -> Option<bool> {
+    TriggerTable::with(table, |table| table.row_trigger(is_capture).is_some())
 }
 
 /// Stores the events of rows and enqueues them, in this order. Stops at a number of bytes; returns how many changes have

@@ -182,7 +182,7 @@ fn warn_of_rows_without_events(statement: &PartitionStatement) {
     } = *statement;
     let is_refused =
         || change == PartitionChange::Truncate && catalog::has_trigger(partition, c"outbox_capture_truncate");
-    if !capture::is_captured(parent) || is_refused() || !catalog::may_have_rows(partition) {
+    if capture::is_captured(parent) != Some(true) || is_refused() || !catalog::may_have_rows(partition) {
         return;
     }
     let (name, table) = (catalog::relation_name(partition), catalog::relation_name(parent));
