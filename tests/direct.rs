@@ -249,11 +249,12 @@ fn a_session_that_needs_statements_plans_them_once() {
             .query_one(sql, &[&(1_000_000 + i64::from(call))])
             .expect("publish");
     }
-    let sql = "select query, calls, plans from pg_stat_statements where query like 'insert into %'";
+    // Maintenance, too, inserts once.
+    let sql = "select query, plans from pg_stat_statements where query like 'insert into %' and calls >= 20";
     let inserts = client.query(sql, &[]).expect("the statistics");
     for insert in &inserts {
-        let (query, calls, plans): (String, i64, i64) = (insert.get(0), insert.get(1), insert.get(2));
-        assert!(calls >= 20 && plans <= 6, "{plans} plans for {calls} calls: {query}");
+        let (query, plans): (String, i64) = (insert.get(0), insert.get(1));
+        assert!(plans <= 6, "{plans} plans: {query}");
     }
     assert_eq!(inserts.len(), 2, "an event and a pointer");
 }
