@@ -14,6 +14,8 @@ pub struct Lookup<const N: usize> {
     /// None: no index begins with the columns, so the whole table is read.
     index: Option<pg_sys::Relation>,
     columns: [i16; N],
+    /// By the index, once a row was looked for: to begin a scan costs as much as to find a row.
+    scan: Option<Scan>,
 }
 
 impl<const N: usize> Lookup<N> {
@@ -30,12 +32,18 @@ impl<const N: usize> Lookup<N> {
                 return None;
             }
             let index = index_on(table, &columns);
-            Some(Self { table, index, columns })
+            Some(Self {
+                table,
+                index,
+                columns,
+                scan: None,
+            })
         }
     }
 
     /// Closes the table and the index, and keeps their locks.
     pub fn close(self) {
+        self.scan.into_iter().for_each(Scan::end);
         // SAFETY: both are open, and the resource owner that opened them is current.
         unsafe {
             if let Some(index) = self.index {
@@ -46,21 +54,26 @@ impl<const N: usize> Lookup<N> {
     }
 
     /// Where a row is whose columns are equal to these values.
-    pub fn find(&self, values: [Is; N]) -> Option<RowId> {
-        // SAFETY: both are open; the snapshot is a static of the server.
-        unsafe {
-            let conditions = self.columns.into_iter().zip(values);
-            let mut scan = Scan::begin(self.table, self.index, &raw mut pg_sys::SnapshotSelfData, conditions);
-            let found = scan.next().then(|| scan.place().0);
-            scan.end();
-            found
+    pub fn find(&mut self, values: [Is; N]) -> Option<RowId> {
+        if let Some(scan) = &mut self.scan {
+            scan.again(values.into_iter());
+            return scan.next().then(|| scan.place().0);
         }
+        let conditions = self.columns.into_iter().zip(values);
+        // SAFETY: both are open until the scan ends; the snapshot is a static of the server.
+        let mut scan = unsafe { Scan::begin(self.table, self.index, &raw mut pg_sys::SnapshotSelfData, conditions) };
+        let found = scan.next().then(|| scan.place().0);
+        match self.index {
+            Some(_) => self.scan = Some(scan),
+            None => scan.end(),
+        }
+        found
     }
 }
 
 /// Finds one row; see [`Lookup`].
 pub fn find<const N: usize>(table: u32, columns: [&CStr; N], values: [Is; N]) -> Option<RowId> {
-    let table = Lookup::open(table, columns)?;
+    let mut table = Lookup::open(table, columns)?;
     let found = table.find(values);
     table.close();
     found

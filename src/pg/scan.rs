@@ -141,6 +141,16 @@ impl Scan {
         }
     }
 
+    /// Begins again, with other values in the conditions, which are for the first columns of the index in their order.
+    pub fn again<'a>(&mut self, values: impl Iterator<Item = Is<'a>>) {
+        let mut keys: Vec<_> = (1..).zip(values).map(|(column, is)| is.scan_key(column)).collect();
+        // SAFETY: the scan is by an index; the keys are copied.
+        unsafe {
+            let (count, keys) = (keys.len() as i32, keys.as_mut_ptr());
+            pg_sys::index_rescan((*self.scan).iscan, keys, count, std::ptr::null_mut(), 0);
+        }
+    }
+
     /// Goes to the next row. False: there is none.
     pub fn next(&mut self) -> bool {
         pgrx::check_for_interrupts!();

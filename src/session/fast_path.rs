@@ -9,7 +9,7 @@
 //! | the message is due now, and never expires | `Times::are_unset` |
 //! | its transaction has few others on the fast path | `is_room` |
 //! | no captured statement inside another one made it | `effects::may_use_fast_path` |
-//! | its event is in outbox_events, is small and can be read | `may_fit`, `stored`, `Inserted::handoff` |
+//! | its event is small and can be read; one in a source is read by the worker after COMMIT | `may_fit`, `stored`, `Inserted::handoff` |
 //! | COMMIT waits until the transaction is on disk | `copy_to_slot` |
 //! | its rows are still as they were written | `copy_to_slot` |
 //! | its lane has a worker in this server, and a slot is free | `shared::fast_path` |
@@ -49,6 +49,14 @@ pub fn may_fit(body_bytes: usize) -> bool {
 }
 
 // ---- the statement that enqueues --------------------------------------------------------------------------------------
+
+/// What goes with a message on the fast path.
+#[derive(Clone, Copy)]
+pub enum With<'a> {
+    Event(&'a Stored),
+    /// Nothing: its event is in a source. Its row may still change, and only core knows how to read it.
+    Nothing,
+}
 
 /// An event as it is stored, with the OID of its table and its ctid.
 pub struct Stored {
@@ -117,7 +125,7 @@ impl Inserted {
 
     /// Makes the handoff of this message. None: it is too large for a slot, or its rows have changed since they were
     /// written.
-    pub fn handoff(&self, stored: &Stored, destination: &str, key: Option<String>) -> Option<Handoff> {
+    pub fn handoff(&self, with: With, destination: &str, key: Option<String>) -> Option<Handoff> {
         let (table, tid, enqueued_at_us) = self.at?;
         let pointer = Pointer {
             seq: self.seq,
@@ -131,17 +139,25 @@ impl Inserted {
             enqueued_at_us,
             expires_at_us: None,
         };
-        let bytes = handoff::pack(&pointer, &stored.event);
+        let stored = match with {
+            With::Event(stored) => Some(stored),
+            With::Nothing => None,
+        };
+        let bytes = handoff::pack(&pointer, stored.map(|stored| &stored.event));
         if bytes.len() > BYTES {
             return None;
         }
+        let event = match stored {
+            Some(stored) => Some(Seen::of(stored.at.0, stored.at.1, self.seq)?),
+            None => None,
+        };
         Some(Handoff {
             group: RewindGroup::of(destination),
             partition: self.partition,
             seq: self.seq,
             destination: crc32(destination),
             row: Seen::of(table, tid, self.seq)?,
-            event: Seen::of(stored.at.0, stored.at.1, self.seq)?,
+            event,
             bytes,
             slot_id: None,
         })
@@ -157,7 +173,7 @@ pub fn copy_to_slot(handoffs: &mut [Handoff]) {
     }
     for handoff in handoffs {
         // A row that was changed since is read from the table.
-        if handoff.row.is_current() && handoff.event.is_current() {
+        if handoff.row.is_current() && handoff.event.is_none_or(|event| event.is_current()) {
             handoff.slot_id = fast_path::copy_to_slot(handoff);
         }
     }

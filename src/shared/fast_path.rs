@@ -8,7 +8,7 @@
 //! | message and event become bytes | the same, crates/core/src/handoff.rs | the session, in its statement |
 //! | the bytes are copied into a slot before COMMIT, and ready after it | the same | the session, in its callbacks |
 //! | a slot holds them until then | this file | both |
-//! | the worker takes them: they are fast-path in flight | this file, crates/core/src/engine/receive.rs | the worker |
+//! | the worker takes them, and reads events of a source: they are fast-path in flight | this file, crates/core/src/engine/receive.rs | the worker |
 //!
 //! # Order
 //!
@@ -54,7 +54,7 @@ use crate::pg::shmem::{Shareable, SharedStruct};
 use crate::pg::{catalog, latch};
 use crate::shared::databases;
 use crate::shared::rewinds::RewindGroup;
-use outbox_core::engine::{Claimed, RowId, SlotId};
+use outbox_core::engine::{Arrived, RowId, SlotId};
 use outbox_core::handoff;
 use outbox_core::message::Pointer;
 use outbox_core::partition::{Partition, crc32};
@@ -186,9 +186,9 @@ pub struct Handoff {
     pub seq: i64,
     /// CRC-32 of the destination's name.
     pub destination: u32,
-    /// Its row in `outbox`, and the row of its event.
+    /// Its row in `outbox`, and the row of its event. None: the worker reads the event from a source.
     pub row: Seen,
-    pub event: Seen,
+    pub event: Option<Seen>,
     /// Message and event, encoded by crates/core/src/handoff.rs.
     pub bytes: Vec<u8>,
     /// Its slot, once it is copied into one.
@@ -281,7 +281,7 @@ pub(super) fn session_ends(proc_number: i32) {
 // ---- a worker -------------------------------------------------------------------------------------------------------
 
 /// Takes the ready messages in the lanes that this worker reads.
-pub fn take(worker: u32) -> Vec<(SlotId, Claimed)> {
+pub fn take(worker: u32) -> Vec<Arrived> {
     let Some(database) = databases::my_database() else {
         return Vec::new();
     };
@@ -303,8 +303,12 @@ pub fn take(worker: u32) -> Vec<(SlotId, Claimed)> {
                 block: slot.block.load(Relaxed),
                 line: slot.line.load(Relaxed) as u16,
             };
-            let event = Ok(event);
-            taken.push((slot_id, Claimed { row_id, pointer, event }));
+            taken.push(Arrived {
+                slot: slot_id,
+                row_id,
+                pointer,
+                event,
+            });
         }
     }
     taken

@@ -90,7 +90,7 @@ pub enum PartKind {
 pub type Mapping = Vec<Option<String>>;
 
 /// The result for a seq: the event, or the outcome of its message.
-type Events = BTreeMap<i64, Result<Event, Outcome>>;
+pub type Events = BTreeMap<i64, Result<Event, Outcome>>;
 
 /// A worker limits the time of each statement, and waits for no lock for long. In a session its own statement_timeout limits
 /// the time, and a cancel ends the call.
@@ -127,6 +127,13 @@ impl EventKey {
     pub fn types(&self) -> (&str, Option<&str>) {
         (&self.kind, self.aggregate_type.as_deref())
     }
+}
+
+/// The statements that read keys, by whether they read types, too.
+struct KeyStatements {
+    relation: String,
+    mapping: Mapping,
+    prepared: [OnceCell<Rc<SavedStatement>>; 2],
 }
 
 pub struct Source {
@@ -254,7 +261,7 @@ impl Source {
     pub fn keys(&self, seqs: &[i64], with_types: bool) -> Result<HashMap<i64, EventKey>, UserError> {
         let read = || {
             Spi::connect_mut(|client| {
-                let statement = keys_statement(client, self.keys_sql(with_types))?;
+                let statement = self.keys_statement(client, with_types)?;
                 let rows = client.update(&**statement, None, &[seqs.to_vec().into()])?;
                 rows.map(|row| {
                     let (aggregate_type, id): (Option<String>, Option<String>) = (row.get(2)?, row.get(3)?);
@@ -480,6 +487,33 @@ impl Source {
         )
     }
 
+    /// Planned once per backend while the source stays the same, also if it is read again in each transaction.
+    fn keys_statement(&self, client: &SpiClient, with_types: bool) -> SpiResult<Rc<SavedStatement>> {
+        thread_local! {
+            static KNOWN: RefCell<Option<KeyStatements>> = const { RefCell::new(None) };
+        }
+        KNOWN.with_borrow_mut(|known| {
+            let of = (&self.relation, &self.mapping);
+            if known
+                .as_ref()
+                .is_none_or(|known| (&known.relation, &known.mapping) != of)
+            {
+                *known = None;
+            }
+            let known = known.get_or_insert_with(|| KeyStatements {
+                relation: self.relation.clone(),
+                mapping: self.mapping.clone(),
+                prepared: Default::default(),
+            });
+            let prepared = &known.prepared[usize::from(with_types)];
+            if let Some(statement) = prepared.get() {
+                return Ok(Rc::clone(statement));
+            }
+            let statement = client.prepare_mut(self.keys_sql(with_types).as_str(), &[INT8ARRAYOID])?;
+            Ok(Rc::clone(prepared.get_or_init(|| Rc::new(statement.into()))))
+        })
+    }
+
     fn keys_sql(&self, with_types: bool) -> String {
         let [aggregate_type, id, key, kind] =
             [AGGREGATE[0], AGGREGATE[1], KEY, TYPE].map(|part| start_sql(&self.column(part, PartKind::Text)));
@@ -512,20 +546,6 @@ impl Source {
             PartKind::Time => format!("{expression}::timestamptz"),
         }
     }
-}
-
-/// The statements, planned once per backend while the source stays the same.
-fn keys_statement(client: &SpiClient, sql: String) -> SpiResult<Rc<SavedStatement>> {
-    thread_local! {
-        static KNOWN: RefCell<Option<(String, Rc<SavedStatement>)>> = const { RefCell::new(None) };
-    }
-    let known = KNOWN.with_borrow(|known| known.as_ref().filter(|(of, _)| *of == sql).map(|(_, s)| Rc::clone(s)));
-    if let Some(statement) = known {
-        return Ok(statement);
-    }
-    let statement = Rc::new(SavedStatement::from(client.prepare_mut(sql.as_str(), &[INT8ARRAYOID])?));
-    KNOWN.set(Some((sql, Rc::clone(&statement))));
-    Ok(statement)
 }
 
 /// The result of a row, with its seq.

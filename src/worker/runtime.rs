@@ -12,9 +12,9 @@ use crate::shared::fast_path;
 use crate::shared::rewinds::RewindGroup;
 use crate::shared::{databases, statistics, transactions};
 use crate::store::standbys;
-use outbox_core::engine::{Claimed, DueCounters, HeldLease, Memory, Sharing, SlotId};
+use outbox_core::engine::{Arrived, DueCounters, HeldLease, Memory, Sharing, SlotId};
 use outbox_core::lease::Lease;
-use outbox_core::message::Pointer;
+use outbox_core::message::{Event, Outcome, Pointer};
 use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
@@ -28,6 +28,7 @@ use outbox_worker::{
     StatusReason, Tended,
 };
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fmt::Arguments;
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering::SeqCst;
@@ -326,7 +327,7 @@ impl outbox_worker::Runtime for ServerRuntime {
             })
     }
 
-    fn take_ready(&self) -> Vec<(SlotId, Claimed)> {
+    fn take_ready(&self) -> Vec<Arrived> {
         fast_path::take(self.context.slot.entry())
     }
 
@@ -444,6 +445,13 @@ impl Memory for ServerRuntime {
             Some((*partition, low))
         };
         leases.iter().filter_map(peek).collect()
+    }
+
+    fn read_events(&self, seqs: &[i64]) -> BTreeMap<i64, Result<Event, Outcome>> {
+        let read = in_transaction(c"outbox: read events", Durability::Relaxed, || {
+            Ok(self.context.store.events(seqs))
+        });
+        read.unwrap_or_default()
     }
 
     fn withdraw(&self, destination: &str, claimed: &[(Partition, i64)]) {

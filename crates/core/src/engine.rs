@@ -39,7 +39,7 @@ pub use claim::ClaimResult;
 pub use due::{DueCounters, DueSchedule};
 pub use ports::{DueMessages, Memory, SlotId, StatementTimeout, Tables};
 pub use progress::{Request, Tally};
-pub use rows::{Claimed, HeldLease, Lane, RowId, Settlement, claimable};
+pub use rows::{Arrived, Claimed, HeldLease, Lane, RowId, Settlement, claimable};
 pub use settling::Portion;
 pub use wake_policy::WakePolicy;
 

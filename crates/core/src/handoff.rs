@@ -1,4 +1,4 @@
-//! A handoff: a message with its event as bytes. A session copies it into a slot in shared memory before it commits,
+//! A handoff: a message as bytes, with its event unless that is in a source. A session copies it into a slot in shared memory before it commits,
 //! and a worker reads it there. Both run the same build in the same server, so the format has no version. Used by
 //! `src/shared/fast_path.rs`.
 
@@ -9,15 +9,20 @@ use crate::partition::Partition;
 /// The length of a text that is null.
 const NONE: u32 = u32::MAX;
 
-/// Packs a message that has just been enqueued: it was never claimed, failed or replayed, and does not expire.
-pub fn pack(pointer: &Pointer, event: &Event) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(256 + event.payload.len());
+/// Packs a message that has just been enqueued: it was never claimed, failed or replayed, and does not expire. Without its
+/// event the worker reads that.
+pub fn pack(pointer: &Pointer, event: Option<&Event>) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(256 + event.map_or(0, |event| event.payload.len()));
     let partition = i64::from(pointer.partition.as_i16());
     for number in [pointer.seq, partition, pointer.enqueued_at_us] {
         put_number(&mut bytes, number);
     }
     put(&mut bytes, Some(&pointer.destination));
     put(&mut bytes, pointer.key.as_deref());
+    put_number(&mut bytes, i64::from(event.is_some()));
+    let Some(event) = event else {
+        return bytes;
+    };
     for text in event.texts() {
         put(&mut bytes, text);
     }
@@ -28,7 +33,7 @@ pub fn pack(pointer: &Pointer, event: &Event) -> Vec<u8> {
 
 /// Unpacks the bytes of [`pack`]; None if they are anything else. `lease_epoch` is 0: the worker that takes the message
 /// sets it.
-pub fn unpack(mut bytes: &[u8]) -> Option<(Pointer, Event)> {
+pub fn unpack(mut bytes: &[u8]) -> Option<(Pointer, Option<Event>)> {
     let from = &mut bytes;
     let seq = number(from)?;
     let partition = Partition::new(number(from)?).ok()?;
@@ -45,7 +50,11 @@ pub fn unpack(mut bytes: &[u8]) -> Option<(Pointer, Event)> {
         enqueued_at_us,
         expires_at_us: None,
     };
-    let event = Event::read(seq, &mut Packed(from)).ok()?;
+    let event = match number(from)? {
+        0 => None,
+        1 => Some(Event::read(seq, &mut Packed(from)).ok()?),
+        _ => return None,
+    };
     bytes.is_empty().then_some((pointer, event))
 }
 
@@ -136,17 +145,20 @@ mod tests {
         #[test]
         fn a_packed_message_is_unpacked_unchanged(
             texts in proptest::collection::vec(any::<Option<String>>(), 14), numbers: [i64; 3], partition in 0_i16..1024,
+            has_event: bool,
         ) {
             let (pointer, event) = a_message(&texts, numbers, partition);
-            prop_assert_eq!(unpack(&pack(&pointer, &event)), Some((pointer, event)));
+            let event = has_event.then_some(event);
+            prop_assert_eq!(unpack(&pack(&pointer, event.as_ref())), Some((pointer, event)));
         }
 
         #[test]
         fn truncated_or_foreign_bytes_are_refused(
             texts in proptest::collection::vec(any::<Option<String>>(), 14), cut in 1_usize..60, noise: Vec<u8>,
+            has_event: bool,
         ) {
             let (pointer, event) = a_message(&texts, [1, 2, 3], 4);
-            let bytes = pack(&pointer, &event);
+            let bytes = pack(&pointer, has_event.then_some(&event));
             prop_assert_eq!(unpack(&bytes[..bytes.len().saturating_sub(cut)]), None);
             let _ = unpack(&noise); // the result does not matter; it must not panic
         }

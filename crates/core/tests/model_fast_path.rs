@@ -15,6 +15,7 @@
 //! | `is_late` | the lease expired under the worker: its publisher hands over no more messages |
 //! | `Relay` | a relay, or `outbox_discard`: sees a row, checks whether it is in flight, and takes it or does not |
 //! | `Expires` | a row that is removed without a check of its slot |
+//! | `Way::Pointer` | a message whose event is in a source: the slot has only the message, and the worker reads the event |
 //!
 //! A pass takes the ready messages for this worker, slot by slot, and reads the open transactions. It reads the ready
 //! messages and then `rewind`, takes the messages that it may take, and gives up the rest. Then it takes `rewind` and
@@ -40,11 +41,15 @@
 //! --test models model_fast_path -- --nocapture` shows how each breaks.
 
 use crate::checking::{assert_breaks, assert_holds};
-use crate::fast_path::{FastPath, IN_ORDER, Key, Mistake, NO_LEAK, NOTHING_LOST, ONCE, Script, Way};
+use crate::fast_path::{AS_COMMITTED, FastPath, IN_ORDER, Key, Mistake, NO_LEAK, NOTHING_LOST, ONCE, Script, Way};
 
 const fn script(key: Key, ways: &'static [Way]) -> Script {
-    let at_once = false;
-    Script { key, ways, at_once }
+    Script {
+        key,
+        ways,
+        at_once: false,
+        edits: false,
+    }
 }
 
 const fn at_once(script: Script) -> Script {
@@ -55,6 +60,7 @@ const fn at_once(script: Script) -> Script {
 /// In place of a session that is not needed.
 const UNUSED: Script = script(Key::B, &[]);
 const BY_FAST_PATH: Script = script(Key::A, &[Way::FastPath]);
+const BY_POINTER: Script = script(Key::A, &[Way::Pointer]);
 const BY_TABLE: Script = script(Key::A, &[Way::Table]);
 const EITHER_WAY: Script = script(Key::A, &[Way::Either]);
 
@@ -101,6 +107,28 @@ fn a_message_only_in_the_table_keeps_the_promises() {
 fn three_messages_of_two_keys_keep_the_promises() {
     assert_holds(FastPath {
         scripts: [BY_FAST_PATH, BY_TABLE, at_once(script(Key::B, &[Way::FastPath]))],
+        ..TWO_BY_FAST_PATH
+    });
+}
+
+#[test]
+fn events_that_the_worker_reads_are_sent_as_committed() {
+    let edited = Script {
+        edits: true,
+        ..BY_POINTER
+    };
+    assert_holds(FastPath {
+        scripts: [edited, BY_POINTER, UNUSED],
+        ..TWO_BY_FAST_PATH
+    });
+}
+
+#[test]
+fn a_message_with_its_event_and_one_without_keep_the_promises() {
+    assert_holds(FastPath {
+        scripts: [BY_POINTER, at_once(BY_FAST_PATH), UNUSED],
+        moves: 1,
+        late_claims: 1,
         ..TWO_BY_FAST_PATH
     });
 }
@@ -291,4 +319,26 @@ fn a_new_reader_that_withdraws_nothing_leaks() {
 fn a_worker_that_ends_and_withdraws_nothing_leaks() {
     let fast_path = FastPath { deaths: 1, ..ONE };
     assert_breaks(NO_LEAK, fast_path.with(Mistake::EndedWithoutWithdrawing));
+}
+
+#[test]
+fn handing_over_an_event_that_may_still_change_sends_what_was_not_committed() {
+    let edited = Script {
+        edits: true,
+        ..BY_POINTER
+    };
+    let fast_path = FastPath {
+        scripts: [edited, UNUSED, UNUSED],
+        ..ONE
+    };
+    assert_breaks(AS_COMMITTED, fast_path.with(Mistake::EventHandedOver));
+}
+
+#[test]
+fn forgetting_a_message_whose_event_could_not_be_read_loses() {
+    let fast_path = FastPath {
+        scripts: [BY_POINTER, UNUSED, UNUSED],
+        ..ONE
+    };
+    assert_breaks(NOTHING_LOST, fast_path.with(Mistake::UnreadForgotten));
 }

@@ -10,8 +10,8 @@ use crate::status::{ConnectionStatus, State};
 use crate::status_report::StatusReport;
 use outbox_core::budget::Allowance;
 use outbox_core::engine::{
-    CRASHES_ALONE, Claimed, Engine, HeldLease, Portion, Request, Settlement, Sharing, SlotId, StatementTimeout, Tables,
-    Tally, WakePolicy,
+    Arrived, CRASHES_ALONE, Engine, HeldLease, Portion, Request, Settlement, Sharing, StatementTimeout, Tables, Tally,
+    WakePolicy,
 };
 use outbox_core::key_order::MessageHandle;
 use outbox_core::message::{Event, Outcome, Pointer, Publication, Text};
@@ -527,7 +527,7 @@ impl<R: Runtime> Destination<R> {
     ///
     /// It takes none before the worker has read a change by an operator: only a claim checks whether the destination is
     /// paused.
-    pub fn receive(&mut self, common: &Common<R>, arrived: Vec<(SlotId, Claimed)>, may_claim: bool) -> usize {
+    pub fn receive(&mut self, common: &Common<R>, arrived: Vec<Arrived>, may_claim: bool) -> usize {
         let runtime = &common.runtime;
         let allowance = self.admission.allowance.filter(|_| may_claim && !runtime.is_stale());
         let (Ok(target), Some(mut allowance)) = (&self.target, allowance) else {
@@ -692,8 +692,8 @@ impl<R: Runtime> Destination<R> {
 }
 
 /// Leaves messages of ready slots to the claims.
-pub fn give_up(runtime: &impl Runtime, arrived: Vec<(SlotId, Claimed)>) {
-    for (slot, Claimed { pointer, .. }) in arrived {
+pub fn give_up(runtime: &impl Runtime, arrived: Vec<Arrived>) {
+    for Arrived { slot, pointer, .. } in arrived {
         runtime.give_up(slot, &pointer.destination, pointer.partition, pointer.seq);
     }
 }

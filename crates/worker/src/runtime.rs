@@ -4,7 +4,7 @@
 use crate::report::{PassCounts, PassEnd};
 use crate::settings::{Described, WorkerSettings};
 use crate::status::ConnectionStatus;
-use outbox_core::engine::{Bounds, Claimed, DueCounters, HeldLease, Memory, Request, SlotId, Tables};
+use outbox_core::engine::{Arrived, Bounds, DueCounters, HeldLease, Memory, Request, Tables};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Pointer, Publication};
 use outbox_core::partition::Partition;
@@ -104,7 +104,7 @@ pub trait Runtime: Memory {
     fn share_rewinds(&self, one: &str, other: &str) -> bool;
     fn due_counters(&self) -> DueCounters;
     /// Takes all ready messages of the lanes that this worker owns. Each keeps its slot until `free_slot` or `give_up`.
-    fn take_ready(&self) -> Vec<(SlotId, Claimed)> {
+    fn take_ready(&self) -> Vec<Arrived> {
         Vec::new()
     }
 

@@ -205,6 +205,18 @@ fn each_of_several_destinations_keeps_its_order_and_its_rate() {
 }
 
 #[test]
+fn messages_whose_events_the_worker_reads_keep_every_promise() {
+    for base in [Config::CALM, Config::ROUGH] {
+        let config = Config {
+            name: "events in a source",
+            source: true,
+            ..base
+        };
+        assert_keeps_its_promises(&config);
+    }
+}
+
+#[test]
 fn workers_with_a_read_limit_keep_order() {
     let config = Config {
         name: "rough, with requests",

@@ -16,7 +16,7 @@ use crate::pg::spi::{Lossy, Param, Spi, SpiClient, SpiResult};
 use crate::pg::trigger::Call;
 use crate::pg::{guc, security, text};
 use crate::session::effects;
-use crate::session::fast_path::{self, Inserted, Stored};
+use crate::session::fast_path::{self, Inserted, Stored, With};
 use crate::shared::{statistics, transactions};
 use crate::store::rows::{self, MESSAGE};
 use crate::store::source::EventKey;
@@ -58,8 +58,8 @@ pub(super) struct NewMessage<'a> {
     pub seq: i64,
     pub key: Option<String>,
     pub partition: Partition,
-    /// Its event, if it may take the fast path.
-    pub stored: Option<&'a Stored>,
+    /// If it may take the fast path: what goes with it.
+    pub by_fast_path: Option<With<'a>>,
 }
 
 /// An event that was looked up.
@@ -158,6 +158,8 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
     for (destination, messages) in &receivers {
         check_max_pending(destination, messages.len())?;
     }
+    let count = receivers.values().map(Vec::len).sum();
+    let without_event = source.is_some() && times.are_unset() && effects::may_use_fast_path(count);
     let mut enqueued = HashSet::new();
     for (destination, messages) in receivers {
         let new = not_waiting(statements, destination, partitioning.count, messages);
@@ -167,12 +169,15 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
         let announced = transactions::announce(new.iter().map(|(_, key)| key.as_deref().map(crc32)));
         let messages = new.into_iter().map(|(seq, key)| {
             let partition = partition.map_or_else(|| partitioning.partition_of(key.as_deref(), seq), Ok)?;
-            let stored = found.get(&seq).and_then(|found| found.stored.as_ref());
+            let by_fast_path = match without_event {
+                true => Some(With::Nothing),
+                false => (found.get(&seq)).and_then(|found| found.stored.as_ref().map(With::Event)),
+            };
             Ok(NewMessage {
                 seq,
                 key,
                 partition,
-                stored,
+                by_fast_path,
             })
         });
         let messages = messages.collect::<Result<Vec<NewMessage>, UserError>>()?;
@@ -259,7 +264,7 @@ pub(super) fn insert_messages(
             continue;
         }
         let handoff =
-            (messages.remove(&seq)).and_then(|NewMessage { stored, key, .. }| one.handoff(stored?, destination, key));
+            (messages.remove(&seq)).and_then(|message| one.handoff(message.by_fast_path?, destination, message.key));
         effects::ready(destination, partition, seq, handoff);
     }
     if !placed.is_empty() {
@@ -279,14 +284,14 @@ pub(super) fn insert_messages(
 fn not_waiting(statements: &Statements, destination: &str, partition_count: i16, messages: Keyed) -> Keyed {
     let ready = Lookup::open(statements.outbox_table, [c"destination", c"partition", c"seq"]);
     let waiting = Lookup::open(statements.waiting_table, [c"seq", c"destination"]);
-    let (Some(ready), Some(waiting)) = (ready, waiting) else {
+    let (Some(mut ready), Some(mut waiting)) = (ready, waiting) else {
         return messages; // the statement that inserts fails
     };
     let raw = text::to_server(destination);
     let destination = Is::Text(&raw);
     let is_new = |(seq, _): &(i64, Option<String>)| {
         let seq = Is::Int8(*seq);
-        let waits = || waiting.find([seq, destination]).is_some();
+        let mut waits = || waiting.find([seq, destination]).is_some();
         let in_partition = |partition| ready.find([destination, Is::Int2(partition), seq]).is_some();
         // Looked for twice: a worker may move it from one table to the other in between.
         !waits() && !(0..partition_count).any(in_partition) && !waits()
@@ -355,7 +360,7 @@ fn read_whole_event(statements: &Statements, seq: i64) -> Result<Event, UserErro
 /// SERIALIZABLE transactions fail, see [`crate::pg::lookup`].
 fn places(statements: &Statements, seqs: &[i64]) -> Param<'static> {
     let mut places = Vec::with_capacity(seqs.len());
-    if let Some(events) = Lookup::open(statements.event_table, [c"seq"]) {
+    if let Some(mut events) = Lookup::open(statements.event_table, [c"seq"]) {
         places.extend(seqs.iter().filter_map(|seq| events.find([Is::Int8(*seq)])));
         events.close();
     }

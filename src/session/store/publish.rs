@@ -18,7 +18,7 @@ use crate::pg::spi::{Spi, SpiHeapTupleData, SpiResult};
 use crate::pg::table::{self, Table, Value};
 use crate::pg::{guc, security, text};
 use crate::session::effects;
-use crate::session::fast_path::{self, Inserted, Stored};
+use crate::session::fast_path::{self, Inserted, Stored, With};
 use crate::shared::transactions;
 use crate::store::rows::{self, EVENT, MESSAGE};
 use crate::store::subscriptions::Subscribed;
@@ -282,7 +282,8 @@ impl Publish<'_> {
                 partition,
                 at: Some((self.statements.outbox_table, tid, since_1970(table::now()))),
             };
-            let handoff = stored.and_then(|stored| inserted.handoff(stored, destination, key.map(str::to_owned)));
+            let handoff =
+                stored.and_then(|stored| inserted.handoff(With::Event(stored), destination, key.map(str::to_owned)));
             effects::ready(destination, partition, seq, handoff);
         }
     }
@@ -302,7 +303,7 @@ impl Publish<'_> {
                     seq,
                     key: self.events[position].1.clone(),
                     partition,
-                    stored: stored[position].1.as_ref(),
+                    by_fast_path: stored[position].1.as_ref().map(With::Event),
                 }
             });
             insert_messages(self.statements, messages.collect(), destination, self.times)?;

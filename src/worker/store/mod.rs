@@ -9,7 +9,7 @@ mod spi;
 use crate::pg::security;
 use crate::pg::spi::{Lossy, Spi, SpiResult};
 use crate::store::mapping_of;
-use crate::store::source::Source;
+use crate::store::source::{Events, Source};
 use outbox_core::engine::{Batch, CLAIM_BYTES_MAX, Claimed, HeldLease, Settlement, Sharing};
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Blocks, Disposition};
@@ -19,6 +19,11 @@ use pgrx::spi::quote_identifier;
 pub use spi::SpiDb;
 use std::cell::RefCell;
 use std::rc::Rc;
+
+/// Reads events of a claim; raises an error if none can be read.
+fn read(source: &Source, seqs: &[i64]) -> Events {
+    (source.read(seqs, CLAIM_BYTES_MAX)).unwrap_or_else(|error| error.raise())
+}
 
 pub struct Store {
     schema: String,
@@ -161,7 +166,7 @@ impl Store {
             return Ok(());
         }
         let seqs: Vec<i64> = batch.rows.iter().map(|row| row.pointer.seq).collect();
-        let mut events = (source.read(&seqs, CLAIM_BYTES_MAX)).unwrap_or_else(|error| error.raise());
+        let mut events = read(&source, &seqs);
         let mut unread = Vec::new();
         for mut row in std::mem::take(&mut batch.rows) {
             match events.remove(&row.pointer.seq) {
@@ -173,6 +178,16 @@ impl Store {
             }
         }
         self.unclaim(unread, batch, unclaim)
+    }
+
+    /// The events of messages that came by the fast path without them; those for which the time or memory does not suffice
+    /// are missing.
+    pub fn events(&self, seqs: &[i64]) -> Events {
+        let source = self.source.borrow().clone();
+        source.map_or_else(Events::default, |source| {
+            self.check_before_claim();
+            read(&source, seqs)
+        })
     }
 
     /// Unclaims the messages of a batch that are not delivered now.

@@ -4,9 +4,11 @@
 use super::batch::Batch;
 use super::rows::{HeldLease, Lane, Settlement};
 use crate::key_order::{BlockedKey, OrderedKey};
+use crate::message::{Event, Outcome};
 use crate::open_transactions::OpenTransaction;
 use crate::partition::Partition;
 use crate::settle::Blocks;
+use std::collections::BTreeMap;
 
 /// The result of [`Tables::bring_due`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,6 +74,11 @@ pub trait Memory {
     /// The lowest seq in each of these lanes that was committed since their rewinds were taken, or is in a ready slot
     /// of the fast path. The call clears nothing, and is made after `open_transactions`.
     fn peek_rewinds(&self, destination: &str, leases: &[HeldLease]) -> Vec<(Partition, i64)>;
+    /// Reads the events of committed messages that came without them. What is missing in the result cannot be read now; a
+    /// claim reports why.
+    fn read_events(&self, _seqs: &[i64]) -> BTreeMap<i64, Result<Event, Outcome>> {
+        BTreeMap::new()
+    }
     /// Withdraws these claimed messages from the fast path, also from slots whose transaction has yet to make them
     /// ready. They are in order of seq.
     fn withdraw(&self, _destination: &str, _claimed: &[(Partition, i64)]) {}

@@ -14,6 +14,10 @@
 //! ready slots before the rewinds, and a process that withdraws a ready message records its rewind before.
 //! tests/model_fast_path.rs models this.
 //!
+//! A message whose event is in a source comes without it. Its row is committed, and may be changed by its transaction until
+//! then, so the worker reads it: only once it takes the message, and by the plan of a claim. If that fails, the message is
+//! given up, and with it the later ones of its lane.
+//!
 //! No message is sent twice. Its row is visible only after its slot was filled. So a claim that returns the row either
 //! finds the message still in its slot and withdraws it (`Memory::withdraw`), or finds it in flight. In the second case
 //! the message counts as claimed from then on.
@@ -25,15 +29,15 @@
 
 use super::batch::Batch;
 use super::cursors::END;
-use super::ports::{Memory, SlotId};
-use super::rows::Claimed;
+use super::ports::Memory;
+use super::rows::{Arrived, Claimed};
 use super::{Engine, Sharing};
 use crate::key_order::MessageHandle;
 use crate::message::{Event, Pointer, Publication};
 use crate::open_transactions::{OpenTransaction, OpenTransactions};
 use crate::partition::Partition;
 use crate::settle::{Disposition, Ordering, Rules};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 impl Engine {
     /// Takes up to `limit` of the messages that the worker took from ready slots (b), and makes those ready that may be
@@ -43,13 +47,13 @@ impl Engine {
     pub fn receive<M: Memory>(
         &mut self,
         memory: &M,
-        mut arrived: Vec<(SlotId, Claimed)>,
+        mut arrived: Vec<Arrived>,
         now_ms: u64,
         limit: usize,
         rules: &Rules,
         mut make: impl FnMut(MessageHandle, &Pointer, Event) -> Result<Publication, String>,
     ) -> usize {
-        arrived.sort_unstable_by_key(|(_, claimed)| claimed.pointer.seq);
+        arrived.sort_unstable_by_key(|arrived| arrived.pointer.seq);
         let open_transactions = OpenTransactions {
             all: false,
             open: (memory.open_transactions()).unwrap_or_else(|_| vec![OpenTransaction::holds_everything()]), // (c)
@@ -60,24 +64,52 @@ impl Engine {
         let is_usual = self.progress.is_unbounded() && !self.has_poison_candidates(1);
         let may_take =
             self.sharing == Sharing::Leases && is_usual && knows_blockers && !self.settles_more_than_published();
-        let mut given_up = HashSet::new();
-        let mut batch = Batch::default();
-        for (slot, mut claimed) in arrived {
-            let (partition, seq) = claimed.which();
+        let give_up = |arrived: &Arrived| {
+            let (partition, seq) = arrived.which();
+            memory.give_up(arrived.slot, &self.destination, partition, seq);
+        };
+        let (mut taken, mut given_up) = (Vec::new(), HashSet::new());
+        for mut arrived in arrived {
+            let (partition, _) = arrived.which();
             let lease = self.leases.iter().find(|(held, _)| *held == partition);
             let is_read =
                 self.cursor(partition) == END && self.read_limit(partition) == END && !self.fresh.contains(&partition);
             let is_open = is_read && !self.leaving.contains(&partition) && !given_up.contains(&partition);
-            let is_new = !self.fast_in_flight.contains((partition, seq));
             match lease {
-                Some((_, epoch)) if may_take && is_open && is_new && batch.rows.len() < limit => {
-                    claimed.pointer.lease_epoch = *epoch;
-                    self.fast_in_flight.take(slot, partition, seq, now_ms);
-                    batch.rows.push(claimed);
+                Some((_, epoch)) if may_take && is_open && taken.len() < limit => {
+                    arrived.pointer.lease_epoch = *epoch;
+                    taken.push(arrived);
                 }
                 _ => {
                     given_up.insert(partition);
-                    memory.give_up(slot, &self.destination, partition, seq);
+                    give_up(&arrived);
+                }
+            }
+        }
+        let without: Vec<i64> = (taken.iter())
+            .filter(|arrived| arrived.event.is_none())
+            .map(|arrived| arrived.pointer.seq)
+            .collect();
+        let mut events = match without.is_empty() {
+            true => BTreeMap::new(),
+            false => memory.read_events(&without),
+        };
+        let (mut batch, mut unread) = (Batch::default(), HashSet::new());
+        for mut arrived in taken {
+            let (partition, seq) = arrived.which();
+            let event = arrived.event.take().map(Ok).or_else(|| events.remove(&seq));
+            let is_new = !self.fast_in_flight.contains((partition, seq));
+            match event {
+                Some(event) if is_new && !unread.contains(&partition) => {
+                    let Arrived {
+                        slot, row_id, pointer, ..
+                    } = arrived;
+                    self.fast_in_flight.take(slot, partition, seq, now_ms);
+                    batch.rows.push(Claimed { row_id, pointer, event });
+                }
+                _ => {
+                    unread.insert(partition);
+                    give_up(&arrived);
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! The rows that pass between the engine and the tables: lanes to claim from, claimed messages, and messages to settle.
 
+use super::ports::SlotId;
 use crate::message::{Event, Outcome, Pointer};
 use crate::partition::Partition;
 use crate::settle::Disposition;
@@ -53,6 +54,23 @@ pub struct Claimed {
 }
 
 impl Claimed {
+    /// The partition and the seq, which identify a message of one destination.
+    pub(super) fn which(&self) -> (Partition, i64) {
+        (self.pointer.partition, self.pointer.seq)
+    }
+}
+
+/// A message of the fast path that the worker has taken from its slot.
+#[derive(Clone, Debug)]
+pub struct Arrived {
+    pub slot: SlotId,
+    pub row_id: RowId,
+    pub pointer: Pointer,
+    /// None: it is in a source, and the worker reads it once it takes the message.
+    pub event: Option<Event>,
+}
+
+impl Arrived {
     /// The partition and the seq, which identify a message of one destination.
     pub(super) fn which(&self) -> (Partition, i64) {
         (self.pointer.partition, self.pointer.seq)

@@ -29,6 +29,7 @@ pub const NOTHING_LOST: &str = "nothing committed is lost";
 pub const IN_ORDER: &str = "messages of a key are sent in order of seq";
 pub const ONCE: &str = "nothing goes twice unless the worker that had it died or lost the lane";
 pub const NO_LEAK: &str = "when all is over every place is free";
+pub const AS_COMMITTED: &str = "an event is sent as it was committed";
 const NOTHING_UNCOMMITTED: &str = "nothing uncommitted is sent";
 const ALL_SENT: &str = "every message can be sent";
 const NO_CLAIM: &str = "a message can be sent and settled without a claim";
@@ -45,6 +46,8 @@ pub enum Key {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     FastPath,
+    /// By the fast path, without its event: the worker reads that, and may fail to.
+    Pointer,
     /// It is too large, or it makes no handoff.
     Table,
     /// By the fast path, unless there is no room.
@@ -58,6 +61,8 @@ pub struct Script {
     pub ways: &'static [Way],
     /// It commits in one indivisible step: a bystander.
     pub at_once: bool,
+    /// It changes its events after it has enqueued them.
+    pub edits: bool,
 }
 
 /// A rule that is left out.
@@ -80,6 +85,10 @@ pub enum Mistake {
     RecordedAfterWithdrawn,
     LaneBegunWithoutWithdrawing,
     EndedWithoutWithdrawing,
+    /// The session hands over the event of a pointer, too, as it was when it was enqueued.
+    EventHandedOver,
+    /// A message whose event could not be read is not given up.
+    UnreadForgotten,
     /// A relay checks for messages in flight, and takes its snapshot only then.
     RelayAsksFirst,
 }
@@ -190,6 +199,8 @@ pub struct State {
     pub excused: Seqs,
     /// Sent without a claim.
     pub unclaimed: bool,
+    /// Sent with an event that was changed before COMMIT.
+    pub outdated: bool,
     pub overtaken: bool,
     pub doubled: bool,
     pub moves: u8,
@@ -213,6 +224,8 @@ pub enum Action {
     ClaimsNothing(usize),
     /// The transaction of its claim fails.
     ClaimFails(usize),
+    /// The events of the pointers that it has taken cannot be read.
+    ReadFails(usize),
     /// Its sent messages are answered and settled.
     Settle(usize),
     /// Its messages in flight take long: it will claim them.
@@ -428,6 +441,7 @@ impl Model for FastPath {
             sent: 0,
             excused: 0,
             unclaimed: false,
+            outdated: false,
             overtaken: false,
             doubled: false,
             moves: 0,
@@ -461,6 +475,7 @@ impl Model for FastPath {
             Action::Abort(session) => self.abort(&mut next, session),
             Action::Worker(worker) => self.worker_acts(&mut next, worker),
             Action::ClaimsNothing(worker) | Action::ClaimFails(worker) => next.workers[worker].leave_claim(),
+            Action::ReadFails(worker) => self.read_fails(&mut next, worker),
             Action::Settle(worker) => self.settle(&mut next, worker),
             Action::LateClaim(worker) => {
                 next.late_claims += 1;
@@ -496,6 +511,7 @@ impl Model for FastPath {
             }),
             Property::always(IN_ORDER, |_, state: &State| !state.overtaken),
             Property::always(ONCE, |_, state: &State| !state.doubled),
+            Property::always(AS_COMMITTED, |_, state: &State| !state.outdated),
             Property::always(NOTHING_UNCOMMITTED, |_, state: &State| {
                 state.sent & !state.visible() == 0
             }),

@@ -8,6 +8,8 @@ pub enum Step {
     Outside,
     /// Its low bound is 0 until all its seqs are drawn.
     Drawing,
+    /// About to change its events.
+    Editing,
     /// About to read the reader of a message's lane.
     Copying(usize),
     OwnerRead(usize, u8),
@@ -59,7 +61,7 @@ impl Session {
     fn is_open(&self) -> bool {
         matches!(
             self.step,
-            Step::Drawing | Step::Copying(_) | Step::OwnerRead(..) | Step::Committing
+            Step::Drawing | Step::Editing | Step::Copying(_) | Step::OwnerRead(..) | Step::Committing
         ) && !self.committed
     }
 }
@@ -127,12 +129,13 @@ impl FastPath {
                 session.seqs[drawn] = state.last_drawn;
                 if drawn + 1 == messages {
                     state.registry[number] = Some(session.seqs[0]);
-                    match self.made(Mistake::CopiedAfterCommit) {
-                        true => session.step = Step::Committing,
-                        false => self.copy_next(state, number, 0),
+                    match self.scripts[number].edits {
+                        true => session.step = Step::Editing,
+                        false => self.end_next(state, number),
                     }
                 }
             }
+            Step::Editing => self.end_next(state, number),
             Step::Copying(message) => match state.reader().filter(|_| room) {
                 Some(owner) => state.sessions[number].step = Step::OwnerRead(message, owner),
                 None => self.copy_next(state, number, message + 1),
@@ -201,6 +204,14 @@ impl FastPath {
                 self.take_back_next(state, number, message + 1);
             }
             Step::Committed | Step::Aborted => unreachable!("it is over"),
+        }
+    }
+
+    /// All statements of the transaction are done.
+    fn end_next(&self, state: &mut State, number: usize) {
+        match self.made(Mistake::CopiedAfterCommit) {
+            true => state.sessions[number].step = Step::Committing,
+            false => self.copy_next(state, number, 0),
         }
     }
 

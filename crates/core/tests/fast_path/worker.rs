@@ -23,6 +23,8 @@ pub enum At {
     /// (d)
     PeekReady(usize, bool),
     PeekRewind(bool),
+    /// Reads the events of the pointers that it may take.
+    Read,
     /// Gives up the message that it took: publishes a rewind ..
     Rewind(usize),
     /// .. and frees the slot.
@@ -136,6 +138,7 @@ impl FastPath {
             }
             At::TakeRewind => actions.extend([Action::Worker(number), Action::ClaimsNothing(number)]),
             At::Claim => actions.extend([Action::Worker(number), Action::ClaimFails(number)]),
+            At::Read => actions.extend([Action::Worker(number), Action::ReadFails(number)]),
             _ => actions.push(Action::Worker(number)),
         }
     }
@@ -182,6 +185,10 @@ impl FastPath {
                     Some(slot) if self.made(Mistake::ReadyPeekedLast) => At::PeekReady(slot, after),
                     _ => self.decide(state, number, after),
                 }
+            }
+            At::Read => {
+                self.receive(state, number, true);
+                self.give_up_next(state, number)
             }
             At::Rewind(slot) => {
                 let seq = state.slots[slot].seq;
@@ -262,8 +269,9 @@ impl FastPath {
     /// Everything is read: messages that may be sent are sent.
     fn decide(&self, state: &mut State, number: usize, after: bool) -> At {
         let next = match after {
+            false if self.is_pointer_among(state.workers[number].arrived) => return At::Read,
             false => {
-                self.receive(state, number);
+                self.receive(state, number, true);
                 self.give_up_next(state, number)
             }
             true => {
@@ -279,21 +287,45 @@ impl FastPath {
         next
     }
 
-    fn receive(&self, state: &mut State, number: usize) {
+    fn is_pointer(&self, slot: usize) -> bool {
+        self.scripts[slot / MESSAGES].ways.get(slot % MESSAGES) == Some(&Way::Pointer)
+    }
+
+    fn is_pointer_among(&self, arrived: Slots) -> bool {
+        (0..SLOTS).any(|slot| arrived & (1 << slot) != 0 && self.is_pointer(slot))
+    }
+
+    pub(super) fn read_fails(&self, state: &mut State, number: usize) {
+        self.receive(state, number, false);
+        state.workers[number].at = self.give_up_next(state, number);
+    }
+
+    /// `reads`: whether the events of pointers can be read.
+    fn receive(&self, state: &mut State, number: usize, reads: bool) {
         let worker = &mut state.workers[number];
         let arrived = std::mem::take(&mut worker.arrived);
         let may_take = worker.epoch > 0 && (worker.cursor == END || self.made(Mistake::TakenAboveCursor));
         let seqs = (0..SLOTS)
             .filter(|slot| arrived & (1 << slot) != 0)
             .fold(0, |set, slot| set | bit(state.slots[slot].seq));
+        let mut goes_on = may_take;
         for (count, seq) in members(seqs).enumerate() {
-            if may_take && count < self.limit {
+            let Some(slot) = state.slot_of(seq) else { continue };
+            let is_read = reads || !self.is_pointer(slot);
+            goes_on &= is_read && count < self.limit;
+            if goes_on {
+                let is_edited = self.scripts[slot / MESSAGES].edits;
+                state.outdated |= is_edited && self.is_pointer(slot) && self.made(Mistake::EventHandedOver);
                 state.workers[number].fast_in_flight |= bit(seq);
                 self.admit(state, number, seq);
-            } else if let Some(slot) = state.slot_of(seq) {
+            } else if is_read || !self.made(Mistake::UnreadForgotten) {
                 state.workers[number].given_up |= 1 << slot;
+            } else {
+                state.workers[number].over |= 1 << slot;
             }
         }
+        let worker = &mut state.workers[number];
+        (worker.held, worker.looked) = ([None; SESSIONS], END);
     }
 
     fn give_up_next(&self, state: &State, number: usize) -> At {

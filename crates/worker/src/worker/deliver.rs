@@ -8,7 +8,7 @@
 use super::{Pause, Worker};
 use crate::destination::{Destination, give_up};
 use crate::runtime::Runtime;
-use outbox_core::engine::{Claimed, Sharing, SlotId, claimable};
+use outbox_core::engine::{Arrived, Sharing, claimable};
 use outbox_core::standbys::{Replication, Standby, WalPosition};
 use std::collections::VecDeque;
 
@@ -172,8 +172,8 @@ impl<R: Runtime> Worker<R> {
                 return;
             }
             let name = &self.destinations[index].name;
-            let is_its = |(_, claimed): &mut (SlotId, Claimed)| *claimed.pointer.destination == **name;
-            let arrived: Vec<(SlotId, Claimed)> = ready.extract_if(.., is_its).collect();
+            let is_its = |arrived: &mut Arrived| *arrived.pointer.destination == **name;
+            let arrived: Vec<Arrived> = ready.extract_if(.., is_its).collect();
             if !arrived.is_empty() {
                 let (may_claim, count) = (self.may_claim(index), arrived.len());
                 let taken = self.destinations[index].receive(&self.common, arrived, may_claim);

@@ -84,6 +84,8 @@ pub struct Config {
     pub pauses: u32,
     /// Of ten thousand messages, those that are copied into slots, too.
     pub fast_path: u32,
+    /// Events are in a source: messages come from slots without them.
+    pub source: bool,
     /// Of ten thousand steps of the standby, those in which it receives WAL; None = there is no standby.
     pub standby: Option<u32>,
     pub flaw: Option<Flaw>,
@@ -114,6 +116,7 @@ impl Config {
         requests: 0,
         pauses: 0,
         fast_path: 8_000,
+        source: false,
         standby: None,
         flaw: None,
     };

@@ -11,11 +11,12 @@ use super::world::{
     partition_of, plain, settle_one,
 };
 use outbox_core::engine::{
-    Batch, Bounds, Claimed, DueCounters, DueMessages, HeldLease, Lane, Settlement, SlotId, StatementTimeout, Tables,
+    Arrived, Batch, Bounds, Claimed, DueCounters, DueMessages, HeldLease, Lane, Settlement, SlotId, StatementTimeout,
+    Tables,
 };
 use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::lease::Lease;
-use outbox_core::message::{Pointer, Text};
+use outbox_core::message::{Event, Outcome, Pointer, Text};
 use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
 use outbox_core::route::{Format, Statics, Template};
@@ -27,6 +28,7 @@ use outbox_worker::{
     Changes, ConnectionStatus, LeaseChanges, Orders, PassCounts, PassEnd, Refresh, Tended, WorkerSettings,
 };
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fmt::Arguments;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
@@ -455,7 +457,7 @@ impl outbox_worker::Runtime for Host {
         })
     }
 
-    fn take_ready(&self) -> Vec<(SlotId, Claimed)> {
+    fn take_ready(&self) -> Vec<Arrived> {
         let worker = self.worker;
         let mut taken = Vec::new();
         for slot_id in 0..SLOTS as SlotId {
@@ -467,12 +469,17 @@ impl outbox_worker::Runtime for Host {
                 continue;
             }
             if self.memory(|memory| memory.slots.go(slot_id, slot.tenant, State::Ready, State::Taken)) {
-                let claimed = self.with(|world| {
+                taken.push(self.with(|world| {
                     let epoch = world.workers[worker].held.get(&slot.partition).copied();
                     note_taken(world, worker, slot.seq, epoch.unwrap_or_default(), 0);
-                    as_claimed(world, slot.seq)
-                });
-                taken.push((slot_id, claimed));
+                    let Claimed { row_id, pointer, event } = as_claimed(world, slot.seq);
+                    Arrived {
+                        slot: slot_id,
+                        row_id,
+                        pointer,
+                        event: event.ok().filter(|_| !world.config.source),
+                    }
+                }));
             }
         }
         taken
@@ -740,6 +747,16 @@ impl outbox_core::engine::Memory for Host {
     }
 
     /// (d): ready slots before the rewinds.
+    fn read_events(&self, seqs: &[i64]) -> BTreeMap<i64, Result<Event, Outcome>> {
+        let read = self.transaction(|world, _| {
+            // It stops at its limit of bytes.
+            let count = world.dice.below(seqs.len() * 4) + 1;
+            let read = seqs.iter().take(count);
+            read.map(|seq| (*seq, as_claimed(world, *seq).event)).collect()
+        });
+        read.unwrap_or_default()
+    }
+
     fn peek_rewinds(&self, destination: &str, leases: &[HeldLease]) -> Vec<(Partition, i64)> {
         let (flaw, destination) = (self.flaw(), destination_number(destination));
         let peek = |partition: Partition| {

@@ -24,6 +24,9 @@ struct Shared {
     withdrawn: RefCell<Vec<i64>>,
     free: RefCell<Vec<SlotId>>,
     given_up: RefCell<Vec<i64>>,
+    /// The events of messages that come without them: what each is, or None = it cannot be read now.
+    source: RefCell<Option<BTreeMap<i64, Result<Event, Outcome>>>>,
+    read: RefCell<Vec<i64>>,
 }
 
 impl Memory for Shared {
@@ -42,6 +45,11 @@ impl Memory for Shared {
 
     fn peek_rewinds(&self, _: &str, _: &[HeldLease]) -> Vec<(Partition, i64)> {
         self.rewind.get().map(|seq| (partition(), seq)).into_iter().collect()
+    }
+
+    fn read_events(&self, seqs: &[i64]) -> BTreeMap<i64, Result<Event, Outcome>> {
+        self.read.borrow_mut().extend(seqs);
+        self.source.borrow().clone().unwrap_or_default()
     }
 
     fn withdraw(&self, _: &str, claimed: &[(Partition, i64)]) {
@@ -65,12 +73,20 @@ impl Shared {
         }
     }
 
-    fn take_ready(&self) -> Vec<(SlotId, Claimed)> {
-        let mut rows = batch(&self.ready.take()).rows;
-        if self.keyless.get() {
-            rows.iter_mut().for_each(|row| row.pointer.key = None);
-        }
-        rows.into_iter().map(|row| (row.pointer.seq as SlotId, row)).collect()
+    fn take_ready(&self) -> Vec<Arrived> {
+        let rows = batch(&self.ready.take()).rows.into_iter();
+        let arrived = rows.map(|mut row| {
+            if self.keyless.get() {
+                row.pointer.key = None;
+            }
+            Arrived {
+                slot: row.pointer.seq as SlotId,
+                row_id: row.row_id,
+                pointer: row.pointer,
+                event: row.event.ok().filter(|_| self.source.borrow().is_none()),
+            }
+        });
+        arrived.collect()
     }
 
     fn freed(&self) -> Vec<SlotId> {
@@ -367,4 +383,39 @@ fn a_message_taken_under_an_earlier_lease_is_claimed_like_any_other() {
             "keyless {keyless}, answered {is_answered}"
         );
     }
+}
+
+#[test]
+fn the_event_of_a_message_that_came_without_it_is_read_once_the_message_is_taken() {
+    let (shared, mut engine) = (Shared::with(&[2, 1, 3]), at_end_of_lane());
+    let events = [1, 2].map(|seq| (seq, Ok(Event::default())));
+    shared.source.replace(Some(BTreeMap::from(events)));
+    assert_eq!(receive(&mut engine, &shared, 0, 2), 2);
+    assert_eq!(shared.read.take(), [1, 2], "3 is given up, so it is not read");
+    assert_eq!(shared.given_up.take(), [3]);
+    assert_eq!(seqs(&hand_over(&mut engine, 9)), [1, 2]);
+}
+
+#[test]
+fn a_message_whose_event_cannot_be_read_now_is_given_up_with_those_behind_it() {
+    let (shared, mut engine) = (Shared::with(&[1, 2, 3]), at_end_of_lane());
+    let events = [1, 3].map(|seq| (seq, Ok(Event::default())));
+    shared.source.replace(Some(BTreeMap::from(events)));
+    assert_eq!(receive(&mut engine, &shared, 0, 100), 1);
+    assert_eq!(shared.given_up.take(), [2, 3]);
+    assert!(shared.free.take().is_empty(), "giving up frees the slot");
+    assert_eq!(seqs(&hand_over(&mut engine, 9)), [1]);
+}
+
+#[test]
+fn a_message_without_an_event_ends_as_if_it_had_been_claimed() {
+    let (shared, mut engine) = (Shared::with(&[1]), at_end_of_lane());
+    let reason = || "there is no row".to_owned();
+    let missing = BTreeMap::from([(1, Err(Outcome::Unsendable { reason: reason() }))]);
+    shared.source.replace(Some(missing));
+    assert_eq!(receive(&mut engine, &shared, 0, 100), 1);
+    assert!(hand_over(&mut engine, 9).is_empty());
+    let settled = settle(&mut engine, &shared);
+    assert!(matches!(settled.as_slice(), [Disposition::Dead { .. }]), "{settled:?}");
+    assert_eq!(shared.freed(), [1]);
 }
