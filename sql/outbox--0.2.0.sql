@@ -1357,6 +1357,34 @@ comment on table @extschema@.outbox_source is
 -- Its name sorts after outbox_events, so psql restores old events before their table is closed.
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_source', '');
 
+create table @extschema@.outbox_source_changes (
+  changed_at timestamptz primary key,
+  relation   text -- whose events seqs mean from then on; NULL = those of outbox_events
+);
+comment on table @extschema@.outbox_source_changes is
+  'When seqs began to mean other events. So what ended before is not taken for a message of now.';
+select pg_catalog.pg_extension_config_dump('@extschema@.outbox_source_changes', '');
+
+create view outbox_internal.seq_periods as
+select tstzrange(c.changed_at, lead(c.changed_at) over (order by c.changed_at)) as during, c.relation,
+       lead(c.changed_at) over (order by c.changed_at) is null as is_last
+from (select '-infinity'::timestamptz, null::text
+      union all
+      select s.changed_at, s.relation from @extschema@.outbox_source_changes s) c (changed_at, relation);
+comment on view outbox_internal.seq_periods is
+  'Whose events seqs meant in each period: those of a relation, or (NULL) those of outbox_events.';
+
+create view outbox_internal.event_times as
+select p.stored,
+       -- The rows of another relation may have changed since it was the source before.
+       case when p.relation is null then p.stored else p.last end as current
+from (select coalesce(range_agg(x.during) filter (where x.relation is null), '{}') as stored,
+             range_agg(x.during) filter (where x.is_last) as last,
+             max(x.relation) filter (where x.is_last) as relation
+      from outbox_internal.seq_periods x) p;
+comment on view outbox_internal.event_times is
+  'When seqs meant events of outbox_events; and the times at which a message ended whose seq means the same event now.';
+
 create function outbox_internal.events_closed() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -1407,6 +1435,7 @@ declare
   old @extschema@.outbox_source;
   settings @extschema@.outbox_settings;
   reads_the_same boolean;
+  changed_at timestamptz;
 begin
   -- Waits for every transaction that has enqueued, also prepared ones, and blocks new ones. One that inserts its events
   -- itself has their table before it enqueues.
@@ -1439,12 +1468,16 @@ begin
     raise exception 'the workers of this database did not end in time'
       using errcode = 'object_in_use', hint = 'Try again; see outbox_worker_status.';
   end if;
+  changed_at := clock_timestamp(); -- no message has an end that is later
+  if not reads_the_same then
+    insert into @extschema@.outbox_source_changes values (changed_at, source.relation);
+  end if;
   delete from @extschema@.outbox_source;
   select * into settings from @extschema@.outbox_settings;
   perform outbox_internal.rewrite_settings(settings); -- a transaction with an older snapshot would read the old source
   if source.relation is not null then
     source.singleton := true;
-    source.since := case when reads_the_same then old.since else clock_timestamp() end;
+    source.since := case when reads_the_same then old.since else changed_at end;
     insert into @extschema@.outbox_source select source.*;
   end if;
   perform outbox_internal.record_audit(
@@ -3441,6 +3474,7 @@ declare
   piece constant integer := 10000;
   settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
   source constant text := (select s.relation from @extschema@.outbox_source s);
+  current constant tstzmultirange := (select t.current from outbox_internal.event_times t);
   asks_events constant boolean := num_nonnulls(
     created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) > 0;
   filter constant jsonb := outbox_internal.criteria(
@@ -3510,8 +3544,8 @@ begin
         select distinct on (h.seq, 2) h.seq, coalesce(outbox_replay.destination, h.destination), h.key
         from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
         where h.seq between seqs[1] and reached
-          -- A message that ended before this source was set had another event.
-          and h.published_at >= coalesce((select s.since from @extschema@.outbox_source s), '-infinity')
+          -- Else it had another event: there was another source.
+          and h.published_at <@ current
           and (outbox_replay.source_destination is null
                or (h.destination = outbox_replay.source_destination and not h.discarded))
           and (outbox_replay.key is null or h.key = outbox_replay.key)
@@ -3712,8 +3746,12 @@ declare
   whole constant text := coalesce(kind || ':', '') || who;
   crc constant bigint := outbox_internal.crc32(whole);
   has_source boolean; -- a seq means another event then
+  stored tstzmultirange; -- when it meant one of outbox_events
   events bigint[];
-  seqs bigint[];
+  seqs bigint[]; -- of messages whose events are or were in outbox_events
+  unended bigint[]; -- of those that have not ended, whose events may be in a source
+  ended bigint[]; -- of those that have, and when a seq meant this event
+  times tstzmultirange[];
   n bigint[];
   removed record;
   message record;
@@ -3731,6 +3769,7 @@ begin
     raise notice 'the events themselves are in %', (select s.relation from @extschema@.outbox_source s)
       using hint = 'Erase them there; the only other messages that are found are those whose key is the aggregate.';
   end if;
+  stored := (select t.stored from outbox_internal.event_times t);
   -- Locked first: no session enqueues one of them again until then.
   events := case when coalesce(dry_run, true) then array(
     select e.seq from @extschema@.outbox_events e
@@ -3738,24 +3777,40 @@ begin
   else array(
     select e.seq from @extschema@.outbox_events e
     where e.aggregate_id = who and e.aggregate_type is not distinct from kind order by e.seq for update) end;
-  seqs := case when not has_source then events else '{}' end || array(
-    -- The event is gone already, or in a source, but the key still names the aggregate.
+  unended := array(
+    select o.seq from @extschema@.outbox o where o.key = whole
+    union select w.seq from @extschema@.outbox_waiting w where w.key = whole
+    union select d.seq from @extschema@.outbox_dead d where d.key = whole);
+  -- The event is gone already, but the key still names the aggregate.
+  seqs := events || array(
     select m.seq from (
-      select o.seq, o.key from @extschema@.outbox o
-      union select w.seq, w.key from @extschema@.outbox_waiting w
-      union select d.seq, d.key from @extschema@.outbox_dead d
-      union select h.seq, h.key from @extschema@.outbox_history h
+      select h.seq from @extschema@.outbox_history h where h.key = whole and h.published_at <@ stored
+      union select u.seq from unnest(unended) u (seq) where not has_source
     ) m
-    where m.key = whole
-      and (has_source or (select true from @extschema@.outbox_events e where e.seq = m.seq) is null));
+    where (select true from @extschema@.outbox_events e where e.seq = m.seq) is null);
+  select array_agg(m.seq), array_agg(m.during) into ended, times
+  from (
+    select s.seq, stored as during from unnest(seqs) s (seq)
+    union all
+    select m.seq, tstzmultirange(m.during) from (
+      select h.seq, p.during from @extschema@.outbox_history h
+      join outbox_internal.seq_periods p on p.relation is not null and h.published_at <@ p.during
+      where h.key = whole
+      union
+      select u.seq, p.during from unnest(unended) u (seq)
+      join outbox_internal.seq_periods p on p.relation is not null and p.is_last) m
+  ) m;
+  unended := case when has_source then unended else seqs end;
   if coalesce(dry_run, true) then
     return query
     select 'outbox_events', cardinality(events)::bigint
-    union all select 'outbox', count(*) from @extschema@.outbox o join unnest(seqs) s (seq) on s.seq = o.seq
-    union all select 'outbox_waiting', count(*) from @extschema@.outbox_waiting w join unnest(seqs) s (seq) on s.seq = w.seq
-    union all select 'outbox_dead', count(*) from @extschema@.outbox_dead d join unnest(seqs) s (seq) on s.seq = d.seq
-    union all select 'outbox_history', count(*) from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
-    union all select 'outbox_attempts_log', count(*) from @extschema@.outbox_attempts_log l join unnest(seqs) s (seq) on s.seq = l.seq
+    union all select 'outbox', count(*) from @extschema@.outbox o join unnest(unended) s (seq) on s.seq = o.seq
+    union all select 'outbox_waiting', count(*) from @extschema@.outbox_waiting w join unnest(unended) s (seq) on s.seq = w.seq
+    union all select 'outbox_dead', count(*) from @extschema@.outbox_dead d join unnest(unended) s (seq) on s.seq = d.seq
+    union all select 'outbox_history', count(*) from @extschema@.outbox_history h
+      join unnest(ended, times) e (seq, during) on e.seq = h.seq and h.published_at <@ e.during
+    union all select 'outbox_attempts_log', count(*) from @extschema@.outbox_attempts_log l
+      join unnest(ended, times) e (seq, during) on e.seq = l.seq and l.at <@ e.during
     union all select 'outbox_audit', count(*) from @extschema@.outbox_audit a
       where (a.filter->>'aggregate_id' = who and coalesce(a.filter->>'aggregate_type', kind) is not distinct from kind)
        or a.filter->>'key' = whole;
@@ -3763,11 +3818,11 @@ begin
   end if;
   begin
     -- In the order in which a message may move from one to the next.
-    perform count(*) from (select from @extschema@.outbox_dead d join unnest(seqs) s (seq) on s.seq = d.seq
+    perform count(*) from (select from @extschema@.outbox_dead d join unnest(unended) s (seq) on s.seq = d.seq
                            for update of d nowait) locked;
-    perform count(*) from (select from @extschema@.outbox_waiting w join unnest(seqs) s (seq) on s.seq = w.seq
+    perform count(*) from (select from @extschema@.outbox_waiting w join unnest(unended) s (seq) on s.seq = w.seq
                            for update of w nowait) locked;
-    perform count(*) from (select from @extschema@.outbox o join unnest(seqs) s (seq) on s.seq = o.seq
+    perform count(*) from (select from @extschema@.outbox o join unnest(unended) s (seq) on s.seq = o.seq
                            for update of o nowait) locked;
   exception when lock_not_available then
     raise exception 'another session is changing a message of this aggregate'
@@ -3776,17 +3831,19 @@ begin
   with erased as (
     delete from @extschema@.outbox_events e using unnest(events) s (seq) where e.seq = s.seq returning 1
   ), ready as (
-    delete from @extschema@.outbox o using unnest(seqs) s (seq) where o.seq = s.seq
+    delete from @extschema@.outbox o using unnest(unended) s (seq) where o.seq = s.seq
     returning o.seq, o.destination, o.partition,
               outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until) as is_claimed
   ), waiting as (
-    delete from @extschema@.outbox_waiting w using unnest(seqs) s (seq) where w.seq = s.seq returning w.destination
+    delete from @extschema@.outbox_waiting w using unnest(unended) s (seq) where w.seq = s.seq returning w.destination
   ), dead as (
-    delete from @extschema@.outbox_dead d using unnest(seqs) s (seq) where d.seq = s.seq returning 1
+    delete from @extschema@.outbox_dead d using unnest(unended) s (seq) where d.seq = s.seq returning 1
   ), history as (
-    delete from @extschema@.outbox_history h using unnest(seqs) s (seq) where h.seq = s.seq returning 1
+    delete from @extschema@.outbox_history h using unnest(ended, times) e (seq, during)
+    where h.seq = e.seq and h.published_at <@ e.during returning 1
   ), attempts as (
-    delete from @extschema@.outbox_attempts_log l using unnest(seqs) s (seq) where l.seq = s.seq returning 1
+    delete from @extschema@.outbox_attempts_log l using unnest(ended, times) e (seq, during)
+    where l.seq = e.seq and l.at <@ e.during returning 1
   ), audit as (
     -- Manual actions may have named it.
     update @extschema@.outbox_audit a
@@ -4244,19 +4301,20 @@ returns boolean language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbo
 comment on function outbox_internal.has_enqueued() is
   'Whether this transaction has enqueued, or changed waiting messages by hand.';
 
-create function outbox_internal.outcome(seq bigint, destination text, since timestamptz, partitions smallint[])
+create function outbox_internal.outcome(seq bigint, destination text, during tstzmultirange, partitions smallint[])
 returns text language sql volatile set search_path = pg_catalog, pg_temp as $$
   select case
     when outbox_internal.find_row($1, $2, $4) is not null
       or exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2) then 'waits'
     when exists (select from @extschema@.outbox_dead d where d.seq = $1 and d.destination = $2) then 'dead'
     else coalesce((select case when h.discarded then 'discarded' else 'published' end from @extschema@.outbox_history h
-                   where h.seq = $1 and h.destination = $2 and h.published_at >= $3
+                   where h.seq = $1 and h.destination = $2 and h.published_at <@ $3
+                     and h.published_at >= coalesce(lower($3), '-infinity') -- which leaves partitions out
                    order by h.published_at desc limit 1), 'unknown')
   end;
 $$;
-comment on function outbox_internal.outcome(bigint, text, timestamptz, smallint[]) is
-  'Waits, dead, discarded, published or unknown: where a message is now. Of its history only what ended since a time'
+comment on function outbox_internal.outcome(bigint, text, tstzmultirange, smallint[]) is
+  'Waits, dead, discarded, published or unknown: where a message is now. Of its history only what ended at these times'
   ' is read.';
 
 create function @extschema@.outbox_wait(seq bigint, timeout interval default '30 s', destination text default null)
@@ -4266,7 +4324,7 @@ set search_path = pg_catalog, pg_temp as $$
 declare
   to_destination constant text := coalesce(destination, 'default');
   until timestamptz;
-  since timestamptz;
+  during tstzmultirange := (select t.current from outbox_internal.event_times t);
   partitions smallint[];
   seen bigint;
   outcome text;
@@ -4279,12 +4337,13 @@ begin
   until := clock_timestamp() + timeout;
   perform from @extschema@.outbox_settings; -- first, as everywhere
   -- It cannot have ended before its event existed.
-  select e.created_at - interval '1 minute' into since from @extschema@.outbox_events e
-  where e.seq = outbox_wait.seq and not exists (select from @extschema@.outbox_source);
+  during := during * coalesce(
+    (select tstzmultirange(tstzrange(e.created_at - interval '1 minute', null)) from @extschema@.outbox_events e
+     where e.seq = outbox_wait.seq and not exists (select from @extschema@.outbox_source)), during);
   seen := outbox_internal.await_end(null::bigint, 0);
   loop
     select s.partitions into partitions from @extschema@.outbox_settings s;
-    outcome := (select outbox_internal.outcome(seq, to_destination, coalesce(since, '-infinity'), partitions));
+    outcome := (select outbox_internal.outcome(seq, to_destination, during, partitions));
     if outcome <> 'waits' then
       return outcome;
     end if;
@@ -4359,21 +4418,21 @@ with m as (
                 or outbox_internal.is_taken(o.destination, o.partition, o.seq) then 'in flight'
               else 'ready' end as status,
          o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token,
-         o.last_error, o.replayed, o.expires_at
+         o.last_error, o.replayed, o.expires_at, null::timestamptz as ended_at
   from @extschema@.outbox o
   union all
   select w.seq, w.destination, w.partition, w.key,
          case w.state when 'b' then 'retrying' when 'g' then 'blocked' else 'scheduled' end,
-         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed, w.expires_at
+         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed, w.expires_at, null
   from @extschema@.outbox_waiting w
   union all
   select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason,
-         d.replayed, d.expires_at
+         d.replayed, d.expires_at, null
   from @extschema@.outbox_dead d
   union all
   select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
          h.attempts, null, h.enqueued_at, case when not h.discarded then h.published_at end, null, h.last_error,
-         h.replayed, null
+         h.replayed, null, h.published_at
   from @extschema@.outbox_history h
 )
 select m.seq, m.seq as global_sequence, m.status,
@@ -4388,7 +4447,10 @@ select m.seq, m.seq as global_sequence, m.status,
        m.attempts as retry_count, m.last_error as error_message,
        m.expires_at
 -- With outbox_source_set() the events are in the user's relation, under the user's rights.
-from m left join @extschema@.outbox_events e on e.seq = m.seq and not exists (select from @extschema@.outbox_source);
+from m left join @extschema@.outbox_events e
+  on e.seq = m.seq and not exists (select from @extschema@.outbox_source)
+     -- While there was a source, its seq meant another event.
+     and (m.ended_at is null or m.ended_at <@ (select t.current from outbox_internal.event_times t));
 comment on view @extschema@.outbox_messages is
   'Every message with its event and one status: ready, in flight, retrying, blocked, scheduled (together: pending),'
   ' published, dead, discarded. For people and audits: filter by seq, or use LIMIT.';
@@ -5541,6 +5603,8 @@ begin atomic
     select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
            h.attempts, null, null, h.enqueued_at, h.published_at, h.last_error, h.replayed, null, null, null
     from @extschema@.outbox_history h where h.seq = of_seq) m
+  -- Else it was a message of another event: there was another source.
+  where m.ended_at is null or m.status = 'dead' or m.ended_at <@ (select t.current from outbox_internal.event_times t)
   -- What has not ended comes first, then dead letters; in each group the latest.
   order by m.status in ('published', 'discarded'), m.status = 'dead', m.status not in ('ready', 'in flight'),
            coalesce(m.ended_at, m.available_at) desc nulls last;
@@ -5938,7 +6002,8 @@ begin
                   else f.outcome end
       from jsonb_to_recordset(chosen) c (seq bigint, destination text, attempts integer)
       cross join @extschema@.outbox_settings s
-      cross join lateral outbox_internal.outcome(c.seq, c.destination, began - interval '1 minute', s.partitions)
+      cross join lateral outbox_internal.outcome(
+        c.seq, c.destination, tstzmultirange(tstzrange(began - interval '1 minute', null)), s.partitions)
         f (outcome));
     waiting := (select count(*) from unnest(outcomes) f where f in ('waits', 'unknown'));
     -- A message that waited behind another of its key, or reached another worker, is delivered in the next round.
@@ -6367,13 +6432,13 @@ grant select on
   @extschema@.outbox_attempts_log, @extschema@.outbox_audit, @extschema@.outbox_inbox,
   @extschema@.outbox_inbox_owners, @extschema@.outbox_partitions,
   @extschema@.outbox_workers, @extschema@.outbox_connections, @extschema@.outbox_paused, @extschema@.outbox_settings,
-  @extschema@.outbox_identity, @extschema@.outbox_source, @extschema@.outbox_subscriptions,
+  @extschema@.outbox_identity, @extschema@.outbox_source, @extschema@.outbox_source_changes, @extschema@.outbox_subscriptions,
   @extschema@.outbox_status, @extschema@.outbox_health, @extschema@.outbox_worker_status,
   @extschema@.outbox_partition_status, @extschema@.outbox_destination_status, @extschema@.outbox_throughput,
   @extschema@.outbox_destination_throughput, @extschema@.outbox_latency,
   @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_passes,
   outbox_internal.blockers, outbox_internal.first_pending, outbox_internal.first_shown,
-  outbox_internal.dead_counts, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.connections,
+  outbox_internal.dead_counts, outbox_internal.event_times, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.connections,
   outbox_internal.problems, outbox_internal.definer_functions, outbox_internal.installed_functions
   to outbox_monitor;
 grant execute on function

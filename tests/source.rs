@@ -5,6 +5,7 @@
 
 mod asked;
 mod fast_path;
+mod periods;
 mod set;
 mod stubborn;
 mod trouble;

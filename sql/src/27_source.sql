@@ -31,6 +31,34 @@ comment on table @extschema@.outbox_source is
 -- Its name sorts after outbox_events, so psql restores old events before their table is closed.
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_source', '');
 
+create table @extschema@.outbox_source_changes (
+  changed_at timestamptz primary key,
+  relation   text -- whose events seqs mean from then on; NULL = those of outbox_events
+);
+comment on table @extschema@.outbox_source_changes is
+  'When seqs began to mean other events. So what ended before is not taken for a message of now.';
+select pg_catalog.pg_extension_config_dump('@extschema@.outbox_source_changes', '');
+
+create view outbox_internal.seq_periods as
+select tstzrange(c.changed_at, lead(c.changed_at) over (order by c.changed_at)) as during, c.relation,
+       lead(c.changed_at) over (order by c.changed_at) is null as is_last
+from (select '-infinity'::timestamptz, null::text
+      union all
+      select s.changed_at, s.relation from @extschema@.outbox_source_changes s) c (changed_at, relation);
+comment on view outbox_internal.seq_periods is
+  'Whose events seqs meant in each period: those of a relation, or (NULL) those of outbox_events.';
+
+create view outbox_internal.event_times as
+select p.stored,
+       -- The rows of another relation may have changed since it was the source before.
+       case when p.relation is null then p.stored else p.last end as current
+from (select coalesce(range_agg(x.during) filter (where x.relation is null), '{}') as stored,
+             range_agg(x.during) filter (where x.is_last) as last,
+             max(x.relation) filter (where x.is_last) as relation
+      from outbox_internal.seq_periods x) p;
+comment on view outbox_internal.event_times is
+  'When seqs meant events of outbox_events; and the times at which a message ended whose seq means the same event now.';
+
 create function outbox_internal.events_closed() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -81,6 +109,7 @@ declare
   old @extschema@.outbox_source;
   settings @extschema@.outbox_settings;
   reads_the_same boolean;
+  changed_at timestamptz;
 begin
   -- Waits for every transaction that has enqueued, also prepared ones, and blocks new ones. One that inserts its events
   -- itself has their table before it enqueues.
@@ -113,12 +142,16 @@ begin
     raise exception 'the workers of this database did not end in time'
       using errcode = 'object_in_use', hint = 'Try again; see outbox_worker_status.';
   end if;
+  changed_at := clock_timestamp(); -- no message has an end that is later
+  if not reads_the_same then
+    insert into @extschema@.outbox_source_changes values (changed_at, source.relation);
+  end if;
   delete from @extschema@.outbox_source;
   select * into settings from @extschema@.outbox_settings;
   perform outbox_internal.rewrite_settings(settings); -- a transaction with an older snapshot would read the old source
   if source.relation is not null then
     source.singleton := true;
-    source.since := case when reads_the_same then old.since else clock_timestamp() end;
+    source.since := case when reads_the_same then old.since else changed_at end;
     insert into @extschema@.outbox_source select source.*;
   end if;
   perform outbox_internal.record_audit(

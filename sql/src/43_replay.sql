@@ -15,6 +15,7 @@ declare
   piece constant integer := 10000;
   settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
   source constant text := (select s.relation from @extschema@.outbox_source s);
+  current constant tstzmultirange := (select t.current from outbox_internal.event_times t);
   asks_events constant boolean := num_nonnulls(
     created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) > 0;
   filter constant jsonb := outbox_internal.criteria(
@@ -84,8 +85,8 @@ begin
         select distinct on (h.seq, 2) h.seq, coalesce(outbox_replay.destination, h.destination), h.key
         from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
         where h.seq between seqs[1] and reached
-          -- A message that ended before this source was set had another event.
-          and h.published_at >= coalesce((select s.since from @extschema@.outbox_source s), '-infinity')
+          -- Else it had another event: there was another source.
+          and h.published_at <@ current
           and (outbox_replay.source_destination is null
                or (h.destination = outbox_replay.source_destination and not h.discarded))
           and (outbox_replay.key is null or h.key = outbox_replay.key)

@@ -13,8 +13,12 @@ declare
   whole constant text := coalesce(kind || ':', '') || who;
   crc constant bigint := outbox_internal.crc32(whole);
   has_source boolean; -- a seq means another event then
+  stored tstzmultirange; -- when it meant one of outbox_events
   events bigint[];
-  seqs bigint[];
+  seqs bigint[]; -- of messages whose events are or were in outbox_events
+  unended bigint[]; -- of those that have not ended, whose events may be in a source
+  ended bigint[]; -- of those that have, and when a seq meant this event
+  times tstzmultirange[];
   n bigint[];
   removed record;
   message record;
@@ -32,6 +36,7 @@ begin
     raise notice 'the events themselves are in %', (select s.relation from @extschema@.outbox_source s)
       using hint = 'Erase them there; the only other messages that are found are those whose key is the aggregate.';
   end if;
+  stored := (select t.stored from outbox_internal.event_times t);
   -- Locked first: no session enqueues one of them again until then.
   events := case when coalesce(dry_run, true) then array(
     select e.seq from @extschema@.outbox_events e
@@ -39,24 +44,40 @@ begin
   else array(
     select e.seq from @extschema@.outbox_events e
     where e.aggregate_id = who and e.aggregate_type is not distinct from kind order by e.seq for update) end;
-  seqs := case when not has_source then events else '{}' end || array(
-    -- The event is gone already, or in a source, but the key still names the aggregate.
+  unended := array(
+    select o.seq from @extschema@.outbox o where o.key = whole
+    union select w.seq from @extschema@.outbox_waiting w where w.key = whole
+    union select d.seq from @extschema@.outbox_dead d where d.key = whole);
+  -- The event is gone already, but the key still names the aggregate.
+  seqs := events || array(
     select m.seq from (
-      select o.seq, o.key from @extschema@.outbox o
-      union select w.seq, w.key from @extschema@.outbox_waiting w
-      union select d.seq, d.key from @extschema@.outbox_dead d
-      union select h.seq, h.key from @extschema@.outbox_history h
+      select h.seq from @extschema@.outbox_history h where h.key = whole and h.published_at <@ stored
+      union select u.seq from unnest(unended) u (seq) where not has_source
     ) m
-    where m.key = whole
-      and (has_source or (select true from @extschema@.outbox_events e where e.seq = m.seq) is null));
+    where (select true from @extschema@.outbox_events e where e.seq = m.seq) is null);
+  select array_agg(m.seq), array_agg(m.during) into ended, times
+  from (
+    select s.seq, stored as during from unnest(seqs) s (seq)
+    union all
+    select m.seq, tstzmultirange(m.during) from (
+      select h.seq, p.during from @extschema@.outbox_history h
+      join outbox_internal.seq_periods p on p.relation is not null and h.published_at <@ p.during
+      where h.key = whole
+      union
+      select u.seq, p.during from unnest(unended) u (seq)
+      join outbox_internal.seq_periods p on p.relation is not null and p.is_last) m
+  ) m;
+  unended := case when has_source then unended else seqs end;
   if coalesce(dry_run, true) then
     return query
     select 'outbox_events', cardinality(events)::bigint
-    union all select 'outbox', count(*) from @extschema@.outbox o join unnest(seqs) s (seq) on s.seq = o.seq
-    union all select 'outbox_waiting', count(*) from @extschema@.outbox_waiting w join unnest(seqs) s (seq) on s.seq = w.seq
-    union all select 'outbox_dead', count(*) from @extschema@.outbox_dead d join unnest(seqs) s (seq) on s.seq = d.seq
-    union all select 'outbox_history', count(*) from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
-    union all select 'outbox_attempts_log', count(*) from @extschema@.outbox_attempts_log l join unnest(seqs) s (seq) on s.seq = l.seq
+    union all select 'outbox', count(*) from @extschema@.outbox o join unnest(unended) s (seq) on s.seq = o.seq
+    union all select 'outbox_waiting', count(*) from @extschema@.outbox_waiting w join unnest(unended) s (seq) on s.seq = w.seq
+    union all select 'outbox_dead', count(*) from @extschema@.outbox_dead d join unnest(unended) s (seq) on s.seq = d.seq
+    union all select 'outbox_history', count(*) from @extschema@.outbox_history h
+      join unnest(ended, times) e (seq, during) on e.seq = h.seq and h.published_at <@ e.during
+    union all select 'outbox_attempts_log', count(*) from @extschema@.outbox_attempts_log l
+      join unnest(ended, times) e (seq, during) on e.seq = l.seq and l.at <@ e.during
     union all select 'outbox_audit', count(*) from @extschema@.outbox_audit a
       where (a.filter->>'aggregate_id' = who and coalesce(a.filter->>'aggregate_type', kind) is not distinct from kind)
        or a.filter->>'key' = whole;
@@ -64,11 +85,11 @@ begin
   end if;
   begin
     -- In the order in which a message may move from one to the next.
-    perform count(*) from (select from @extschema@.outbox_dead d join unnest(seqs) s (seq) on s.seq = d.seq
+    perform count(*) from (select from @extschema@.outbox_dead d join unnest(unended) s (seq) on s.seq = d.seq
                            for update of d nowait) locked;
-    perform count(*) from (select from @extschema@.outbox_waiting w join unnest(seqs) s (seq) on s.seq = w.seq
+    perform count(*) from (select from @extschema@.outbox_waiting w join unnest(unended) s (seq) on s.seq = w.seq
                            for update of w nowait) locked;
-    perform count(*) from (select from @extschema@.outbox o join unnest(seqs) s (seq) on s.seq = o.seq
+    perform count(*) from (select from @extschema@.outbox o join unnest(unended) s (seq) on s.seq = o.seq
                            for update of o nowait) locked;
   exception when lock_not_available then
     raise exception 'another session is changing a message of this aggregate'
@@ -77,17 +98,19 @@ begin
   with erased as (
     delete from @extschema@.outbox_events e using unnest(events) s (seq) where e.seq = s.seq returning 1
   ), ready as (
-    delete from @extschema@.outbox o using unnest(seqs) s (seq) where o.seq = s.seq
+    delete from @extschema@.outbox o using unnest(unended) s (seq) where o.seq = s.seq
     returning o.seq, o.destination, o.partition,
               outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until) as is_claimed
   ), waiting as (
-    delete from @extschema@.outbox_waiting w using unnest(seqs) s (seq) where w.seq = s.seq returning w.destination
+    delete from @extschema@.outbox_waiting w using unnest(unended) s (seq) where w.seq = s.seq returning w.destination
   ), dead as (
-    delete from @extschema@.outbox_dead d using unnest(seqs) s (seq) where d.seq = s.seq returning 1
+    delete from @extschema@.outbox_dead d using unnest(unended) s (seq) where d.seq = s.seq returning 1
   ), history as (
-    delete from @extschema@.outbox_history h using unnest(seqs) s (seq) where h.seq = s.seq returning 1
+    delete from @extschema@.outbox_history h using unnest(ended, times) e (seq, during)
+    where h.seq = e.seq and h.published_at <@ e.during returning 1
   ), attempts as (
-    delete from @extschema@.outbox_attempts_log l using unnest(seqs) s (seq) where l.seq = s.seq returning 1
+    delete from @extschema@.outbox_attempts_log l using unnest(ended, times) e (seq, during)
+    where l.seq = e.seq and l.at <@ e.during returning 1
   ), audit as (
     -- Manual actions may have named it.
     update @extschema@.outbox_audit a

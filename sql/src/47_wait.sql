@@ -11,19 +11,20 @@ returns boolean language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbo
 comment on function outbox_internal.has_enqueued() is
   'Whether this transaction has enqueued, or changed waiting messages by hand.';
 
-create function outbox_internal.outcome(seq bigint, destination text, since timestamptz, partitions smallint[])
+create function outbox_internal.outcome(seq bigint, destination text, during tstzmultirange, partitions smallint[])
 returns text language sql volatile set search_path = pg_catalog, pg_temp as $$
   select case
     when outbox_internal.find_row($1, $2, $4) is not null
       or exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2) then 'waits'
     when exists (select from @extschema@.outbox_dead d where d.seq = $1 and d.destination = $2) then 'dead'
     else coalesce((select case when h.discarded then 'discarded' else 'published' end from @extschema@.outbox_history h
-                   where h.seq = $1 and h.destination = $2 and h.published_at >= $3
+                   where h.seq = $1 and h.destination = $2 and h.published_at <@ $3
+                     and h.published_at >= coalesce(lower($3), '-infinity') -- which leaves partitions out
                    order by h.published_at desc limit 1), 'unknown')
   end;
 $$;
-comment on function outbox_internal.outcome(bigint, text, timestamptz, smallint[]) is
-  'Waits, dead, discarded, published or unknown: where a message is now. Of its history only what ended since a time'
+comment on function outbox_internal.outcome(bigint, text, tstzmultirange, smallint[]) is
+  'Waits, dead, discarded, published or unknown: where a message is now. Of its history only what ended at these times'
   ' is read.';
 
 create function @extschema@.outbox_wait(seq bigint, timeout interval default '30 s', destination text default null)
@@ -33,7 +34,7 @@ set search_path = pg_catalog, pg_temp as $$
 declare
   to_destination constant text := coalesce(destination, 'default');
   until timestamptz;
-  since timestamptz;
+  during tstzmultirange := (select t.current from outbox_internal.event_times t);
   partitions smallint[];
   seen bigint;
   outcome text;
@@ -46,12 +47,13 @@ begin
   until := clock_timestamp() + timeout;
   perform from @extschema@.outbox_settings; -- first, as everywhere
   -- It cannot have ended before its event existed.
-  select e.created_at - interval '1 minute' into since from @extschema@.outbox_events e
-  where e.seq = outbox_wait.seq and not exists (select from @extschema@.outbox_source);
+  during := during * coalesce(
+    (select tstzmultirange(tstzrange(e.created_at - interval '1 minute', null)) from @extschema@.outbox_events e
+     where e.seq = outbox_wait.seq and not exists (select from @extschema@.outbox_source)), during);
   seen := outbox_internal.await_end(null::bigint, 0);
   loop
     select s.partitions into partitions from @extschema@.outbox_settings s;
-    outcome := (select outbox_internal.outcome(seq, to_destination, coalesce(since, '-infinity'), partitions));
+    outcome := (select outbox_internal.outcome(seq, to_destination, during, partitions));
     if outcome <> 'waits' then
       return outcome;
     end if;

@@ -54,21 +54,21 @@ with m as (
                 or outbox_internal.is_taken(o.destination, o.partition, o.seq) then 'in flight'
               else 'ready' end as status,
          o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token,
-         o.last_error, o.replayed, o.expires_at
+         o.last_error, o.replayed, o.expires_at, null::timestamptz as ended_at
   from @extschema@.outbox o
   union all
   select w.seq, w.destination, w.partition, w.key,
          case w.state when 'b' then 'retrying' when 'g' then 'blocked' else 'scheduled' end,
-         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed, w.expires_at
+         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed, w.expires_at, null
   from @extschema@.outbox_waiting w
   union all
   select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason,
-         d.replayed, d.expires_at
+         d.replayed, d.expires_at, null
   from @extschema@.outbox_dead d
   union all
   select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
          h.attempts, null, h.enqueued_at, case when not h.discarded then h.published_at end, null, h.last_error,
-         h.replayed, null
+         h.replayed, null, h.published_at
   from @extschema@.outbox_history h
 )
 select m.seq, m.seq as global_sequence, m.status,
@@ -83,7 +83,10 @@ select m.seq, m.seq as global_sequence, m.status,
        m.attempts as retry_count, m.last_error as error_message,
        m.expires_at
 -- With outbox_source_set() the events are in the user's relation, under the user's rights.
-from m left join @extschema@.outbox_events e on e.seq = m.seq and not exists (select from @extschema@.outbox_source);
+from m left join @extschema@.outbox_events e
+  on e.seq = m.seq and not exists (select from @extschema@.outbox_source)
+     -- While there was a source, its seq meant another event.
+     and (m.ended_at is null or m.ended_at <@ (select t.current from outbox_internal.event_times t));
 comment on view @extschema@.outbox_messages is
   'Every message with its event and one status: ready, in flight, retrying, blocked, scheduled (together: pending),'
   ' published, dead, discarded. For people and audits: filter by seq, or use LIMIT.';

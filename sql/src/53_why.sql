@@ -35,6 +35,8 @@ begin atomic
     select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
            h.attempts, null, null, h.enqueued_at, h.published_at, h.last_error, h.replayed, null, null, null
     from @extschema@.outbox_history h where h.seq = of_seq) m
+  -- Else it was a message of another event: there was another source.
+  where m.ended_at is null or m.status = 'dead' or m.ended_at <@ (select t.current from outbox_internal.event_times t)
   -- What has not ended comes first, then dead letters; in each group the latest.
   order by m.status in ('published', 'discarded'), m.status = 'dead', m.status not in ('ready', 'in flight'),
            coalesce(m.ended_at, m.available_at) desc nulls last;

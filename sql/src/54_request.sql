@@ -196,7 +196,8 @@ begin
                   else f.outcome end
       from jsonb_to_recordset(chosen) c (seq bigint, destination text, attempts integer)
       cross join @extschema@.outbox_settings s
-      cross join lateral outbox_internal.outcome(c.seq, c.destination, began - interval '1 minute', s.partitions)
+      cross join lateral outbox_internal.outcome(
+        c.seq, c.destination, tstzmultirange(tstzrange(began - interval '1 minute', null)), s.partitions)
         f (outcome));
     waiting := (select count(*) from unnest(outcomes) f where f in ('waits', 'unknown'));
     -- A message that waited behind another of its key, or reached another worker, is delivered in the next round.

@@ -101,13 +101,13 @@ grant select on
   @extschema@.outbox_attempts_log, @extschema@.outbox_audit, @extschema@.outbox_inbox,
   @extschema@.outbox_inbox_owners, @extschema@.outbox_partitions,
   @extschema@.outbox_workers, @extschema@.outbox_connections, @extschema@.outbox_paused, @extschema@.outbox_settings,
-  @extschema@.outbox_identity, @extschema@.outbox_source, @extschema@.outbox_subscriptions,
+  @extschema@.outbox_identity, @extschema@.outbox_source, @extschema@.outbox_source_changes, @extschema@.outbox_subscriptions,
   @extschema@.outbox_status, @extschema@.outbox_health, @extschema@.outbox_worker_status,
   @extschema@.outbox_partition_status, @extschema@.outbox_destination_status, @extschema@.outbox_throughput,
   @extschema@.outbox_destination_throughput, @extschema@.outbox_latency,
   @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_passes,
   outbox_internal.blockers, outbox_internal.first_pending, outbox_internal.first_shown,
-  outbox_internal.dead_counts, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.connections,
+  outbox_internal.dead_counts, outbox_internal.event_times, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.connections,
   outbox_internal.problems, outbox_internal.definer_functions, outbox_internal.installed_functions
   to outbox_monitor;
 grant execute on function

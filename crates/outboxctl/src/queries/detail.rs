@@ -31,7 +31,9 @@ pub async fn read<S: Fetch + Sync>(
     rows.sort_by(|a, b| a.destination.cmp(&b.destination));
     let mut messages = Vec::new();
     for row in rows {
-        let mut failed_attempts: Vec<Attempt> = session.fetch(ATTEMPTS, &[&seq, &row.destination]).await?;
+        let mut failed_attempts: Vec<Attempt> = session
+            .fetch(ATTEMPTS, &[&seq, &row.destination, &row.enqueued_at])
+            .await?;
         failed_attempts.reverse();
         let why = why::of(session, &row).await?;
         messages.push(MessageDetail {

@@ -173,7 +173,9 @@ async fn shown(context: &PageContext, session: &MonitorSession, seq: i64, to: Op
         true => session.fetch(&EVENT, &[&seq, &(SHOWN_MAX_BYTES as i32)]).await?.pop(),
         false => None,
     };
-    let attempts: Vec<Attempt> = session.fetch(ATTEMPTS, &[&seq, &row.destination]).await?;
+    let attempts: Vec<Attempt> = session
+        .fetch(ATTEMPTS, &[&seq, &row.destination, &row.enqueued_at])
+        .await?;
     let reasons = why::of(session, row).await?;
     let publication = match &event {
         None => Err("The event cannot be read here.".to_owned()),
