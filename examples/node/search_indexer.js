@@ -3,8 +3,9 @@
 //     search_indexer.js run            takes messages from RabbitMQ until it is stopped
 //     search_indexer.js search WORDS   prints the aggregates whose state holds them
 //
-// Idempotent by seq: a state is written only over an older one, so a message that comes twice, or late, changes nothing. That
-// needs no table of ids, but each event must carry the whole state (docs/consumers.md).
+// It reads the events of outbox_capture: a PATCH has only what changed, and is merged into the state; every other operation but
+// DELETE has the whole state. Idempotent by seq: an event is applied only over an older one, so a message that comes twice, or
+// late, changes nothing. That needs no table of ids (docs/consumers.md).
 // AMQP_URL, EXCHANGE, QUEUE and DATABASE (of any Postgres) say where.
 'use strict';
 
@@ -16,17 +17,20 @@ const database = new Pool({ connectionString: process.env.DATABASE });
 // In one transaction. Without the lock two that start at once can both find no table, and one of them fails.
 const SCHEMA = `
   select pg_advisory_xact_lock(74011);
-  create table if not exists documents (id text primary key, seq bigint not null, words tsvector);
+  create table if not exists documents (id text primary key, seq bigint not null, state jsonb not null, words tsvector);
   create index if not exists documents_words on documents using gin (words)`;
 
-// One message, one statement. A document that is gone keeps its seq: an older state must not bring it back.
+const PARTIAL = ['PATCH', 'UPDATE', 'DELETE']; // UPDATE: of operations => 'sql'. A soft DELETE keeps the state for a restore
+
+// One message, one statement. A document that is gone keeps its seq: an older event must not bring it back.
 async function apply(event) {
   const id = `${event.aggregate_type ?? ''}:${event.aggregate_id}`;
-  const state = event.operation === 'deleted' ? null : JSON.stringify(event.payload);
+  const state = PARTIAL.includes(event.operation) ? 'd.state || excluded.state' : 'excluded.state';
+  const words = (of) => (event.operation === 'DELETE' ? 'null' : `jsonb_to_tsvector('simple', ${of}, '["string", "numeric"]')`);
   await database.query(
-    `insert into documents (id, seq, words) values ($1, $2, jsonb_to_tsvector('simple', $3::jsonb, '["string", "numeric"]'))
-     on conflict (id) do update set seq = excluded.seq, words = excluded.words where documents.seq < excluded.seq`,
-    [id, event.seq, state],
+    `insert into documents as d (id, seq, state, words) values ($1, $2, $3, ${words('$3::jsonb')})
+     on conflict (id) do update set seq = excluded.seq, state = ${state}, words = ${words(state)} where d.seq < excluded.seq`,
+    [id, event.seq, JSON.stringify(event.payload)],
   );
 }
 

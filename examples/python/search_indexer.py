@@ -3,8 +3,9 @@
     search_indexer.py run            takes messages from RabbitMQ until it is stopped
     search_indexer.py search WORDS   prints the aggregates whose state holds them
 
-Idempotent by seq: a state is written only over an older one, so a message that comes twice, or late, changes nothing. That
-needs no table of ids, but each event must carry the whole state (docs/consumers.md).
+It reads the events of outbox_capture: a PATCH has only what changed, and is merged into the state; every other operation but
+DELETE has the whole state. Idempotent by seq: an event is applied only over an older one, so a message that comes twice, or
+late, changes nothing. That needs no table of ids (docs/consumers.md).
 AMQP_URL, EXCHANGE, QUEUE and INDEX (a file) say where.
 """
 import json
@@ -14,8 +15,10 @@ import sys
 
 import pika
 
+PARTIAL = ("PATCH", "UPDATE", "DELETE")  # UPDATE: of operations => 'sql'. A soft DELETE keeps the state for a restore
+
 SCHEMA = """
-create table if not exists documents (number integer primary key, id text not null unique, seq integer not null);
+create table if not exists documents (number integer primary key, id text not null unique, seq integer not null, state text);
 create virtual table if not exists words using fts5 (body);
 """
 
@@ -32,24 +35,29 @@ def text_of(value):
         value = list(value.values())
     if isinstance(value, list):
         return " ".join(text_of(item) for item in value)
-    return str(value)
+    return "" if value is None else str(value)
 
 
 def apply(index, event):
     """One message, in one transaction."""
     document = f"{event.get('aggregate_type', '')}:{event['aggregate_id']}"
+    operation, state = event.get("operation"), event["payload"]
     with index:
-        newer = index.execute(
-            """insert into documents (id, seq) values (?, ?)
-               on conflict (id) do update set seq = excluded.seq where documents.seq < excluded.seq
-               returning number""",
-            (document, event["seq"]),
-        ).fetchone()
-        if newer is None:
-            return  # this state, or a later one, is in the index already
-        index.execute("delete from words where rowid = ?", newer)
-        if event.get("operation") != "deleted":  # its seq stays: an older state must not bring it back
-            index.execute("insert into words (rowid, body) values (?, ?)", (newer[0], text_of(event["payload"])))
+        index.execute("begin immediate")
+        old = index.execute("select number, seq, state from documents where id = ?", (document,)).fetchone()
+        number, seq, before = old or (None, 0, "null")
+        if event["seq"] <= seq:
+            return  # this event, or a later one, is in the index already
+        before = json.loads(before)
+        if operation in PARTIAL and isinstance(before, dict) and isinstance(state, dict):
+            state = {**before, **state}
+        number = index.execute(
+            "insert or replace into documents (number, id, seq, state) values (?, ?, ?, ?)",
+            (number, document, event["seq"], json.dumps(state)),
+        ).lastrowid
+        index.execute("delete from words where rowid = ?", (number,))
+        if operation != "DELETE":  # its seq stays: an older event must not bring it back
+            index.execute("insert into words (rowid, body) values (?, ?)", (number, text_of(state)))
 
 
 def run():
