@@ -4436,7 +4436,7 @@ with m as (
   from @extschema@.outbox_history h
 )
 select m.seq, m.seq as global_sequence, m.status,
-       case m.status when 'published' then 'PUBLISHED' when 'dead' then 'FAILED' when 'discarded' then 'FAILED'
+       case m.status when 'published' then 'PUBLISHED' when 'dead' then 'FAILED' when 'discarded' then null
                      else 'PENDING' end as reference_status,
        m.destination, outbox_internal.partition_label(m.partition::integer) as partition_key, m.key,
        m.attempts, m.available_at, m.enqueued_at, m.published_at, m.claim_token, m.last_error, m.replayed,
