@@ -173,13 +173,13 @@ fn the_pillar_worker_page_sets_and_shows_what_the_command_did() {
     let page = Page::open("pillar-worker.md", &[]);
 
     let settings_sql = "select string_agg(name || '=' || setting, ' ' order by name) from pg_settings
-                 where name in ('outbox.batch_size', 'outbox.max_attempts', 'outbox.on_dead', 'outbox.retry_backoff',
+                 where name in ('outbox.batch_size', 'outbox.claim_ttl', 'outbox.max_attempts', 'outbox.on_dead', 'outbox.retry_backoff',
                                 'outbox.retry_backoff_max')";
     let before = shop.texts(settings_sql);
     page.section(&shop, "Settings");
     assert_eq!(
         shop.texts(settings_sql)[0],
-        "outbox.batch_size=100 outbox.max_attempts=2147483647 outbox.on_dead=skip outbox.retry_backoff=60000 \
+        "outbox.batch_size=100 outbox.claim_ttl=15 outbox.max_attempts=2147483647 outbox.on_dead=skip outbox.retry_backoff=60000 \
          outbox.retry_backoff_max=60000"
     );
     // The worker reads the settings within a second. Only the delay of a retry shows that it has.
