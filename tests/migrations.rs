@@ -33,12 +33,15 @@ fn migrates(cluster: &Cluster, table: &str, row: &str, up: impl FnOnce(), down: 
     assert!(!cluster.query_one::<bool>(SHOP, &is_there), "{table} is left");
 }
 
-/// The SQL that an EF Core migration passes to `migrationBuilder.Sql`, of one of its methods.
-fn ef_core(class: &str, method: &str) -> String {
+/// The SQL that one method of a class passes to `function`.
+fn passed_to(function: &str, class: &str, method: &str) -> String {
     let (_, body) = class.split_once(&format!(" {method}(")).expect(method);
-    let body = body.split("protected override").next().unwrap_or_default();
-    let calls = body.split("migrationBuilder.Sql(\"").skip(1);
-    let calls = calls.map(|call| call.split_once("\");").expect("the end of a call").0);
+    let (body, _) = body.split_once("\n    }\n").expect("the end of a method");
+    let begins = format!("{function}(");
+    let calls = body.split(&begins).skip(1).map(|call| {
+        let (quote, sql) = call.split_at(1);
+        sql.split_once(&format!("{quote});")).expect("the end of a call").0
+    });
     calls.collect::<Vec<_>>().join(";\n")
 }
 
@@ -75,9 +78,36 @@ fn each_migration_of_the_page_runs_as_an_ordinary_role() {
     let (up, down) = (|| migrate(&changeset), || migrate(&back));
     migrates(&cluster, "payments", "(amount) values (5)", up, down);
 
-    let class = page.one("EF Core", "csharp");
-    let (up, down) = (|| migrate(&ef_core(&class, "Up")), || migrate(&ef_core(&class, "Down")));
-    migrates(&cluster, "refunds", "(amount) values (5)", up, down);
+    for (tool, language, function, [up, down], table, row) in [
+        (
+            "EF Core",
+            "csharp",
+            "migrationBuilder.Sql",
+            ["Up", "Down"],
+            "refunds",
+            "(amount) values (5)",
+        ),
+        (
+            "Doctrine",
+            "php",
+            "addSql",
+            ["up", "down"],
+            "credits",
+            "(amount) values (5)",
+        ),
+        (
+            "Laravel",
+            "php",
+            "DB::statement",
+            ["up", "down"],
+            "parcels",
+            "(weight) values (5)",
+        ),
+    ] {
+        let class = page.one(tool, language);
+        let run = |method| migrate(&passed_to(function, &class, method));
+        migrates(&cluster, table, row, || run(up), || run(down));
+    }
 
     let directory = ServerDir::create("migrations");
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
