@@ -1528,11 +1528,11 @@ create type outbox_internal.source_row as (
 comment on type outbox_internal.source_row is
   'An event of the source. fault and error: why it could not be read (failed), or that there is none (missing).';
 
-create function outbox_internal.source_events(seqs bigint[], bytes_max bigint)
+create function outbox_internal.source_events(seqs bigint[], bytes_max bigint, limited boolean)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_events_wrapper';
-comment on function outbox_internal.source_events(bigint[], bigint) is
+comment on function outbox_internal.source_events(bigint[], bigint, boolean) is
   'The events of these seqs in the source, read as its owner, restricted: 15 texts each, in the order of source_row.'
-  ' Stops after bytes_max of bodies.';
+  ' Stops after bytes_max of bodies. limited: as for a worker, whose rows may take 2 s each.';
 
 create function outbox_internal.source_matching(
   seqs bigint[], type text, aggregate_type text, aggregate_id text, created_from timestamptz, created_to timestamptz
@@ -4172,7 +4172,7 @@ begin
     ended := 0;
     while ended < cardinality(claims) and bytes < bytes_max loop
       texts := outbox_internal.source_events(
-        array(select c.seq from unnest(claims[ended + 1:]) c order by 1), piece_bytes_max);
+        array(select c.seq from unnest(claims[ended + 1:]) c order by 1), piece_bytes_max, false);
       for i in 1 .. cardinality(texts) by 15 loop
         exit when bytes >= bytes_max;
         ended := ended + 1;
@@ -6123,13 +6123,13 @@ comment on function outbox_internal.work_begin(text) is
   ' the token of its claims when leasing is off.';
 
 create function outbox_internal.work_refresh(
-  out leasing boolean, out not_adopted text, out source text, out defaults text, out now_us bigint
+  out leasing boolean, out not_adopted text, out has_source boolean, out defaults text, out now_us bigint
 )
 language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
   select s.leasing into leasing from @extschema@.outbox_settings s;
   not_adopted := outbox_internal.legible(outbox_internal.not_adopted());
-  source := (select outbox_internal.legible(s.relation) from @extschema@.outbox_source s);
+  has_source := exists (select from @extschema@.outbox_source);
   defaults := (
     select outbox_internal.legible(
              string_agg(format('%s %s %s', s.setdatabase, s.setrole, s.setconfig), ';'
@@ -6142,7 +6142,7 @@ end
 $$;
 comment on function outbox_internal.work_refresh() is
   'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from'
-  ' here, and the source of events that it cannot read. Then a text that changes with the settings that a new session'
+  ' here, and whether events are in a source. Then a text that changes with the settings that a new session'
   ' would have, and the time in microseconds since 1970.';
 
 create function outbox_internal.work_lease(
@@ -6201,6 +6201,49 @@ end
 $$;
 comment on function outbox_internal.work_claim_unleased(text, bigint, integer, integer, bigint) is
   'Worker outside, with leasing off: claims as claim_unleased() does, only with its own token.';
+
+create function outbox_internal.work_events(
+  worker text, tids tid[], bytes_max bigint, out seq bigint, out fault text, out error text, out id text, out type text,
+  out aggregate_type text, out aggregate_id text, out operation text, out payload text, out previous_payload text,
+  out metadata text, out headers text, out actor text, out correlation_id text, out created_at text,
+  out created_at_s bigint
+) returns setof record language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  me constant text := outbox_internal.check_worker(worker);
+  token constant bigint := outbox_internal.work_token();
+  texts constant text[] := outbox_internal.source_events(array(
+    select o.seq from @extschema@.outbox o
+    where o.ctid = any (tids)
+      and (o.claim_token = token or exists (
+        select from @extschema@.outbox_partitions p
+        where p.partition = o.partition and p.lease_owner = me and p.lease_epoch = o.claim_token))
+    order by o.seq), bytes_max, true);
+begin
+  for i in 1 .. cardinality(texts) by 15 loop
+    seq := texts[i];
+    fault := texts[i + 1];
+    error := texts[i + 2];
+    id := texts[i + 3];
+    type := texts[i + 4];
+    aggregate_type := texts[i + 5];
+    aggregate_id := texts[i + 6];
+    operation := texts[i + 7];
+    payload := texts[i + 8];
+    previous_payload := texts[i + 9];
+    metadata := texts[i + 10];
+    headers := texts[i + 11];
+    actor := texts[i + 12];
+    correlation_id := texts[i + 13];
+    created_at := texts[i + 14];
+    created_at_s := floor(extract(epoch from created_at::timestamptz));
+    return next;
+  end loop;
+end
+$$;
+comment on function outbox_internal.work_events(text, tid[], bigint) is
+  'Worker outside: the events of messages that it has claimed, from the source, read as its owner. fault and error: why'
+  ' one could not be read (failed), or that there is none (missing). Stops after bytes_max of bodies.';
 
 create function outbox_internal.work_settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
@@ -6297,7 +6340,7 @@ begin
       ('record_failed', in_order || ' set enable_indexscan = on'),
       -- Waits for a lock no longer than a worker's session, also for a relay.
       ('notify_dead', row_by_row || ' set enable_indexscan = on set lock_timeout = ''500ms'''),
-      ('work_claim_unleased', of_bodies),
+      ('work_claim_unleased', of_bodies), ('work_events', planned_once || ' set enable_tidscan = on' || of_bodies),
       -- Relays and waits.
       ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('claimable_heads', in_order),
       ('unended', in_order), ('outbox_relay', in_order),
@@ -6487,7 +6530,7 @@ grant execute on function
   outbox_internal.locate,
   outbox_internal.work_begin, outbox_internal.work_refresh, outbox_internal.work_lease, outbox_internal.work_standbys,
   outbox_internal.work_quit, outbox_internal.work_rewinds, outbox_internal.work_shared_state, outbox_internal.work_wait,
-  outbox_internal.work_report_in_flight, outbox_internal.work_claim_unleased, outbox_internal.work_settle
+  outbox_internal.work_report_in_flight, outbox_internal.work_claim_unleased, outbox_internal.work_events, outbox_internal.work_settle
   to outbox_relay;
 
 -- ---- the rest -------------------------------------------------------------------------------------------------------

@@ -202,11 +202,11 @@ create type outbox_internal.source_row as (
 comment on type outbox_internal.source_row is
   'An event of the source. fault and error: why it could not be read (failed), or that there is none (missing).';
 
-create function outbox_internal.source_events(seqs bigint[], bytes_max bigint)
+create function outbox_internal.source_events(seqs bigint[], bytes_max bigint, limited boolean)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_events_wrapper';
-comment on function outbox_internal.source_events(bigint[], bigint) is
+comment on function outbox_internal.source_events(bigint[], bigint, boolean) is
   'The events of these seqs in the source, read as its owner, restricted: 15 texts each, in the order of source_row.'
-  ' Stops after bytes_max of bodies.';
+  ' Stops after bytes_max of bodies. limited: as for a worker, whose rows may take 2 s each.';
 
 create function outbox_internal.source_matching(
   seqs bigint[], type text, aggregate_type text, aggregate_id text, created_from timestamptz, created_to timestamptz

@@ -282,7 +282,7 @@ begin
     ended := 0;
     while ended < cardinality(claims) and bytes < bytes_max loop
       texts := outbox_internal.source_events(
-        array(select c.seq from unnest(claims[ended + 1:]) c order by 1), piece_bytes_max);
+        array(select c.seq from unnest(claims[ended + 1:]) c order by 1), piece_bytes_max, false);
       for i in 1 .. cardinality(texts) by 15 loop
         exit when bytes >= bytes_max;
         ended := ended + 1;

@@ -99,13 +99,13 @@ comment on function outbox_internal.work_begin(text) is
   ' the token of its claims when leasing is off.';
 
 create function outbox_internal.work_refresh(
-  out leasing boolean, out not_adopted text, out source text, out defaults text, out now_us bigint
+  out leasing boolean, out not_adopted text, out has_source boolean, out defaults text, out now_us bigint
 )
 language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
   select s.leasing into leasing from @extschema@.outbox_settings s;
   not_adopted := outbox_internal.legible(outbox_internal.not_adopted());
-  source := (select outbox_internal.legible(s.relation) from @extschema@.outbox_source s);
+  has_source := exists (select from @extschema@.outbox_source);
   defaults := (
     select outbox_internal.legible(
              string_agg(format('%s %s %s', s.setdatabase, s.setrole, s.setconfig), ';'
@@ -118,7 +118,7 @@ end
 $$;
 comment on function outbox_internal.work_refresh() is
   'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from'
-  ' here, and the source of events that it cannot read. Then a text that changes with the settings that a new session'
+  ' here, and whether events are in a source. Then a text that changes with the settings that a new session'
   ' would have, and the time in microseconds since 1970.';
 
 create function outbox_internal.work_lease(
@@ -177,6 +177,49 @@ end
 $$;
 comment on function outbox_internal.work_claim_unleased(text, bigint, integer, integer, bigint) is
   'Worker outside, with leasing off: claims as claim_unleased() does, only with its own token.';
+
+create function outbox_internal.work_events(
+  worker text, tids tid[], bytes_max bigint, out seq bigint, out fault text, out error text, out id text, out type text,
+  out aggregate_type text, out aggregate_id text, out operation text, out payload text, out previous_payload text,
+  out metadata text, out headers text, out actor text, out correlation_id text, out created_at text,
+  out created_at_s bigint
+) returns setof record language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  me constant text := outbox_internal.check_worker(worker);
+  token constant bigint := outbox_internal.work_token();
+  texts constant text[] := outbox_internal.source_events(array(
+    select o.seq from @extschema@.outbox o
+    where o.ctid = any (tids)
+      and (o.claim_token = token or exists (
+        select from @extschema@.outbox_partitions p
+        where p.partition = o.partition and p.lease_owner = me and p.lease_epoch = o.claim_token))
+    order by o.seq), bytes_max, true);
+begin
+  for i in 1 .. cardinality(texts) by 15 loop
+    seq := texts[i];
+    fault := texts[i + 1];
+    error := texts[i + 2];
+    id := texts[i + 3];
+    type := texts[i + 4];
+    aggregate_type := texts[i + 5];
+    aggregate_id := texts[i + 6];
+    operation := texts[i + 7];
+    payload := texts[i + 8];
+    previous_payload := texts[i + 9];
+    metadata := texts[i + 10];
+    headers := texts[i + 11];
+    actor := texts[i + 12];
+    correlation_id := texts[i + 13];
+    created_at := texts[i + 14];
+    created_at_s := floor(extract(epoch from created_at::timestamptz));
+    return next;
+  end loop;
+end
+$$;
+comment on function outbox_internal.work_events(text, tid[], bigint) is
+  'Worker outside: the events of messages that it has claimed, from the source, read as its owner. fault and error: why'
+  ' one could not be read (failed), or that there is none (missing). Stops after bytes_max of bodies.';
 
 create function outbox_internal.work_settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],

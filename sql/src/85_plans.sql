@@ -33,7 +33,7 @@ begin
       ('record_failed', in_order || ' set enable_indexscan = on'),
       -- Waits for a lock no longer than a worker's session, also for a relay.
       ('notify_dead', row_by_row || ' set enable_indexscan = on set lock_timeout = ''500ms'''),
-      ('work_claim_unleased', of_bodies),
+      ('work_claim_unleased', of_bodies), ('work_events', planned_once || ' set enable_tidscan = on' || of_bodies),
       -- Relays and waits.
       ('outbox_fetch_unpublished', in_order || of_bodies), ('relay_claim', in_order), ('claimable_heads', in_order),
       ('unended', in_order), ('outbox_relay', in_order),

@@ -166,6 +166,25 @@ pub fn limit_statements(timeout_ms: i32) {
     unsafe { enable_timeout_after(STATEMENT_TIMEOUT, timeout_ms) }
 }
 
+/// Runs `body`, which limits its statements, in a statement of a session. Then the limit of the session applies again, as far
+/// as it is left. After an ERROR the end of the statement does that.
+pub fn with_own_limit<T>(body: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let value = body();
+    LIMIT.set(None);
+    // SAFETY: main thread, in a statement, whose end disables the timer. A variable of the server.
+    unsafe {
+        match u64::try_from(pg_sys::StatementTimeout) {
+            Ok(limit_ms) if limit_ms > 0 => {
+                let left = Duration::from_millis(limit_ms).saturating_sub(begun.elapsed());
+                enable_timeout_after(STATEMENT_TIMEOUT, left.as_millis().max(1) as i32);
+            }
+            _ => disable_timeout(STATEMENT_TIMEOUT, false),
+        }
+    }
+    value
+}
+
 fn report_of(caught: &CaughtError) -> &ErrorReportWithLevel {
     match caught {
         CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => report,

@@ -180,9 +180,14 @@ fn query_source<T>(fcinfo: pg_sys::FunctionCallInfo, ask: impl FnOnce(&Source) -
 }
 
 #[pg_extern(sql = false)]
-fn outbox_source_events(seqs: Integers, bytes_max: i64, fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<SqlText>> {
+fn outbox_source_events(
+    seqs: Integers,
+    bytes_max: i64,
+    limited: bool,
+    fcinfo: pg_sys::FunctionCallInfo,
+) -> Vec<Option<SqlText>> {
     let bytes_max = usize::try_from(bytes_max).unwrap_or(0);
-    let events = query_source(fcinfo, |source| source.events(&seqs.0, bytes_max));
+    let events = query_source(fcinfo, |source| source.events(&seqs.0, bytes_max, limited));
     events.into_iter().map(|text| text.map(SqlText::from)).collect()
 }
 

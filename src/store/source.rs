@@ -14,13 +14,14 @@ use crate::limits::{STATEMENT_TIMEOUT_MS, check_body};
 use crate::pg::spi::types::INT8ARRAYOID;
 use crate::pg::spi::{Lossy, Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult, SpiTupleTable};
 use crate::pg::{catalog, guc, security, signals, text, txn};
+use outbox_core::engine::Events;
 use outbox_core::event::{self, COLUMNS, Event, EventColumn};
 use outbox_core::message::Outcome;
 use outbox_core::session::{Setting, TEXTS};
 use pgrx::PgSqlErrorCode;
 use pgrx::spi::quote_identifier;
 use std::cell::{OnceCell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ffi::CString;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -88,9 +89,6 @@ pub enum PartKind {
 
 /// An SQL expression over one row for each of PARTS.
 pub type Mapping = Vec<Option<String>>;
-
-/// The result for a seq: the event, or the outcome of its message.
-pub type Events = BTreeMap<i64, Result<Event, Outcome>>;
 
 /// A worker limits the time of each statement, and waits for no lock for long. In a session its own statement_timeout limits
 /// the time, and a cancel ends the call.

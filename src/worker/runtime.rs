@@ -12,9 +12,9 @@ use crate::shared::fast_path;
 use crate::shared::rewinds::RewindGroup;
 use crate::shared::{databases, statistics, transactions};
 use crate::store::standbys;
-use outbox_core::engine::{Arrived, DueCounters, HeldLease, Memory, Sharing, SlotId};
+use outbox_core::engine::{Arrived, DueCounters, Events, HeldLease, Memory, Sharing, SlotId};
 use outbox_core::lease::Lease;
-use outbox_core::message::{Event, Outcome, Pointer};
+use outbox_core::message::Pointer;
 use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
@@ -23,12 +23,12 @@ use outbox_core::throughput::DeliveryTimes;
 use outbox_core::words::Word;
 use outbox_transport::target::{Limits, Target};
 use outbox_transport::{Deadline, NotStarted, Started, Starter, Waker};
+use outbox_worker::protocol::{Db, WorkerProtocol};
 use outbox_worker::{
     Changes, ConnectionStatus, DEFAULT_DESTINATION, LeaseChanges, Orders, PassCounts, PassEnd, Refresh, Repeats,
     StatusReason, Tended,
 };
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::fmt::Arguments;
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering::SeqCst;
@@ -447,9 +447,11 @@ impl Memory for ServerRuntime {
         leases.iter().filter_map(peek).collect()
     }
 
-    fn read_events(&self, seqs: &[i64]) -> BTreeMap<i64, Result<Event, Outcome>> {
+    fn read_events(&self, seqs: &[i64]) -> Events {
         let read = in_transaction(c"outbox: read events", Durability::Relaxed, || {
-            Ok(self.context.store.events(seqs))
+            let WorkerProtocol { db, worker } = &self.context.store.protocol;
+            db.check_source(worker)?;
+            Ok(db.events(seqs).unwrap_or_default())
         });
         read.unwrap_or_default()
     }

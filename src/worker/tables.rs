@@ -10,37 +10,24 @@ use crate::worker::store::SpiDb;
 use outbox_core::engine::{Batch, DueMessages, HeldLease, Lane, Settlement, StatementTimeout, Tables};
 use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::partition::Partition;
-use outbox_core::settle::{Blocks, Disposition};
+use outbox_core::settle::Blocks;
 use outbox_worker::protocol::{ClaimedBatch, WorkerProtocol};
 
 impl WorkerContext {
-    /// Runs a claim in a transaction. Records the WAL position of what it read. `unclaim`: what happens to messages whose
-    /// events cannot be read now.
+    /// Runs a claim in a transaction. Records the WAL position of what it read.
     fn run_claim<T>(
         &self,
         timeout: StatementTimeout,
-        unclaim: &Disposition,
         claim: impl FnOnce(&WorkerProtocol<SpiDb>) -> SpiResult<(ClaimedBatch, T)>,
     ) -> Result<(Batch, T), TransactionFailure> {
         let (claimed, more) = in_transaction(c"outbox: claim", Durability::Relaxed, || {
             if timeout == StatementTimeout::Short {
                 txn::set_locally(c"lock_timeout", c"20ms");
             }
-            self.store.check_before_claim();
-            let (mut claimed, more) = claim(&self.store.protocol)?;
-            let batch = &mut claimed.batch;
-            self.store.take_events(batch, unclaim)?;
-            Ok((claimed, more))
+            claim(&self.store.protocol)
         })?;
         self.wal_position.set(self.wal_position.get().max(claimed.wal_position));
         Ok((claimed.batch, more))
-    }
-}
-
-/// Releases a message as if it had not been claimed.
-fn release() -> Disposition {
-    Disposition::Release {
-        reason: "not read yet".into(),
     }
 }
 
@@ -64,15 +51,13 @@ impl Tables for WorkerContext {
     }
 
     fn claim(&self, destination: &str, lanes: &[Lane], timeout: StatementTimeout) -> Result<Batch, TransactionFailure> {
-        self.run_claim(timeout, &release(), |protocol| {
-            Ok((protocol.claim(destination, lanes)?, ()))
-        })
-        .map(|(batch, ())| batch)
+        self.run_claim(timeout, |protocol| Ok((protocol.claim(destination, lanes)?, ())))
+            .map(|(batch, ())| batch)
     }
 
     fn claim_unleased(&self, destination: &str, limit: u32) -> Result<Batch, TransactionFailure> {
         let (token, ttl_s) = (self.row_token, self.settings.borrow().claim_ttl_s);
-        self.run_claim(StatementTimeout::Usual, &release(), |protocol| {
+        self.run_claim(StatementTimeout::Usual, |protocol| {
             Ok((protocol.claim_unleased(destination, token, ttl_s, limit)?, ()))
         })
         .map(|(batch, ())| batch)
@@ -86,7 +71,7 @@ impl Tables for WorkerContext {
         limit: u32,
     ) -> Result<(Batch, bool), TransactionFailure> {
         let claim = |protocol: &WorkerProtocol<SpiDb>| protocol.claim_waiting(key, epoch, read_limit, limit);
-        self.run_claim(StatementTimeout::Usual, &Disposition::Wait, claim)
+        self.run_claim(StatementTimeout::Usual, claim)
     }
 
     fn bring_due(&self, leases: Option<&[HeldLease]>) -> Result<DueMessages, TransactionFailure> {

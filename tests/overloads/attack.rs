@@ -107,6 +107,11 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
         call(&cluster, &format!("outbox_internal.{name}"), given);
     }
     call(&cluster, "outbox_why", &[("seq", "1")]);
+    // A worker outside calls it only with a source.
+    cluster.exec(
+        DB,
+        "select outbox_internal.work_begin('reader'); select outbox_internal.work_events('server-1', '{}', 0)",
+    );
     assert_unharmed(&cluster);
     // A function that is not called proves nothing. The exceptions: the server itself calls them, or their bodies are
     // inlined into another statement. `locate` runs only after rows have moved,

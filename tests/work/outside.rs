@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::json;
 use support::{Broker, Consumer, Receiver, Reply, process, wait_for};
 
-use super::{Outside, make_courier, run, wait_for_file, wait_for_shares, wait_for_total, without_workers, work};
+use super::{Outside, make_courier, wait_for_file, wait_for_shares, wait_for_total, without_workers};
 use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
 use support::oracle::{arrived, judge};
@@ -397,29 +397,90 @@ fn a_worker_outside_posts_nothing_without_the_secret_of_the_destination() {
     assert_eq!(requests[0].header("authorization"), "Bearer of-the-courier");
 }
 
+/// A source with events of each kind: to be sent, one whose type is NULL, one that takes longer than a worker waits, and one
+/// that is gone.
+const JOURNAL: &str = "create schema desk; create role clerk; grant usage, create on schema desk to clerk; set role clerk;
+    create table desk.journal (position bigint generated always as identity primary key, kind text, at timestamptz default now(), body jsonb);
+    create function desk.slow(body jsonb) returns jsonb language plpgsql as $$
+      begin while body ? 'slow' loop null; end loop; return body; end $$;
+    reset role;
+    select outbox_source_set('desk.journal', seq => 'position', type => 'kind', created_at => 'at', payload => 'desk.slow(body)',
+                             key => $$'k' || position$$);";
+
 #[test]
-fn work_leaves_to_background_workers_what_only_they_can_do() {
+fn work_delivers_the_events_of_a_source_and_charges_a_row_that_fails_alone() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = without_workers(broker, &exchange, &[]);
-    let mut outside = Outside::start(&cluster, "modest");
+    cluster.exec(DB, JOURNAL);
+    let outside = Outside::start(&cluster, "reader");
     cluster.exec(
         DB,
-        "create table journal (position bigint primary key, kind text, at timestamptz, body jsonb);
-         create role clerk; alter table journal owner to clerk;
-         select outbox_source_set('journal', seq => 'position', type => 'kind', created_at => 'at', payload => 'body')",
+        "with e as (insert into desk.journal (kind, body)
+           select case i when 3 then null else 'T' end, case i when 4 then '{\"slow\": 1}' else jsonb_build_object('n', i) end
+           from generate_series(1, 9) i returning position)
+         select outbox_enqueue(position) from e;
+         delete from desk.journal where position = 5",
     );
-    // The worker ends, because its partitions would otherwise hold messages that it cannot deliver.
-    let ended = process::reap(&mut outside.child.take().expect("it runs"), LONG);
-    assert_eq!(ended.and_then(|status| status.code()), Some(4));
-    assert!(cluster.query_one::<bool>(DB, "select not exists (select from outbox_workers)"));
-    let refused = run(work(&cluster, &["--once"]));
-    assert_eq!(refused.status.code(), Some(4));
-    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(message.contains("events are read from public.journal"), "{message}");
+    wait_published(&cluster, 6);
+    wait_true(
+        &cluster,
+        "the other three",
+        "select (select count(*) from outbox_waiting where seq = 3 and last_error like '%its type is NULL%'
+                                                         or seq = 4 and last_error like '%statement timeout%')
+              + (select count(*) from outbox_dead where seq = 5 and reason like '%has no row%') = 3",
+    );
+    let mut sent: Vec<i64> = (all_of(broker, &queue).iter())
+        .map(|delivery| delivery.json()["payload"]["n"].as_i64().expect("a number"))
+        .collect();
+    sent.sort_unstable();
+    assert_eq!(sent, [1, 2, 6, 7, 8, 9]);
+    assert_eq!(outside.stop(), Some(0));
+}
 
-    cluster.exec(DB, "select outbox_source_reset()");
-    cluster.exec(DB, "select outbox_publish('T', '{}', 'item', 'a', 'x')");
-    assert_eq!(run(work(&cluster, &["--once"])).status.code(), Some(0));
-    assert_eq!(all_of(broker, &queue).len(), 1);
+#[test]
+fn a_source_that_cannot_be_read_holds_the_messages_of_work_until_it_is_fixed() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &[]);
+    cluster.exec(DB, JOURNAL);
+    let outside = Outside::start(&cluster, "patient");
+    cluster.exec(
+        DB,
+        "alter table desk.journal rename body to text;
+         with e as (insert into desk.journal (kind, text) select 'T', '{}' from generate_series(1, 20) returning position)
+         select outbox_enqueue(position, 'k' || position) from e",
+    );
+    wait_true(
+        &cluster,
+        "a claim",
+        "select n_tup_upd > 0 from pg_stat_user_tables where relid = 'outbox'::regclass",
+    );
+    cluster.exec(DB, "alter table desk.journal rename text to body");
+    wait_published(&cluster, 20);
+    assert_eq!(all_of(broker, &queue).len(), 20);
+    let charged = "select count(*) from outbox_history where attempts > 1";
+    assert_eq!(cluster.query_one::<i64>(DB, charged), 0, "no attempt is charged");
+    assert_eq!(outside.stop(), Some(0));
+}
+
+#[test]
+fn a_worker_outside_reads_no_event_that_it_has_not_claimed() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &[]);
+    cluster.exec(DB, JOURNAL);
+    cluster.exec(
+        DB,
+        "with e as (insert into desk.journal (kind, body) values ('T', '{}') returning position)
+         select outbox_enqueue(position) from e",
+    );
+    let mut session = cluster.connect(DB);
+    let worker: String = session
+        .query_one("select worker from outbox_internal.work_begin('spy')", &[])
+        .expect("a worker")
+        .get(0);
+    let sql = "select count(*) from outbox_internal.work_events($1, array(select ctid from outbox), 1000000)";
+    let read: i64 = session.query_one(sql, &[&worker]).expect("no event").get(0);
+    assert_eq!(read, 0);
 }

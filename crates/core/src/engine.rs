@@ -37,9 +37,9 @@ pub use batch::{Batch, CLAIM_BYTES_MAX};
 pub use bounds::Bounds;
 pub use claim::ClaimResult;
 pub use due::{DueCounters, DueSchedule};
-pub use ports::{DueMessages, Memory, SlotId, StatementTimeout, Tables};
+pub use ports::{DueMessages, Events, Memory, StatementTimeout, Tables};
 pub use progress::{Request, Tally};
-pub use rows::{Arrived, Claimed, HeldLease, Lane, RowId, Settlement, claimable};
+pub use rows::{Arrived, Claimed, HeldLease, Lane, RowId, Settlement, SlotId, claimable};
 pub use settling::Portion;
 pub use wake_policy::WakePolicy;
 

@@ -2,13 +2,13 @@
 //! the server calls them through SPI, one outside through its session: each is a [`Db`].
 
 use crate::settings::{Described, Mapping};
-use outbox_core::engine::{Batch, CLAIM_BYTES_MAX, Claimed, DueMessages, HeldLease, Lane, RowId, Settlement};
+use outbox_core::engine::{Batch, CLAIM_BYTES_MAX, Claimed, DueMessages, Events, HeldLease, Lane, RowId, Settlement};
 use outbox_core::event::{self, Event, sendable};
 use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Outcome, Pointer};
 use outbox_core::partition::Partition;
-use outbox_core::settle::{Blocks, Ending};
+use outbox_core::settle::{Blocks, Disposition, Ending};
 use outbox_transport::target::{Kind, split};
 use std::sync::Arc;
 
@@ -25,6 +25,8 @@ pub trait Db {
     /// Settles messages in any way. $1 is the worker; then arrays of tids, seqs, destinations, partitions, tokens, actions,
     /// delays and reasons; and, if the caller gives them, delivery times.
     const SETTLE: &'static str;
+    /// Whether each statement is a transaction. Else an error undoes what others did before.
+    const COMMITS_EACH: bool;
 
     /// Runs a statement, and decodes each row of its result with `read`.
     fn run<T>(
@@ -43,6 +45,17 @@ pub trait Db {
     /// Claims messages as [`WorkerProtocol::claim`] does, if their rows can be chosen without a statement. None: nothing was
     /// done.
     fn claim(&self, _worker: &str, _destination: &str, _lanes: &[Lane]) -> Result<Option<ClaimedBatch>, Self::Error> {
+        Ok(None)
+    }
+
+    /// Fails while no event of the source can be read, if one is set. Otherwise each claim would be made and undone.
+    fn check_source(&self, _worker: &str) -> Result<(), Self::Error> {
+        Ok(())
+    }
+
+    /// The events of claimed messages from the source; those for which the time or memory does not suffice are missing.
+    /// None: no source is set, and the claim had the events.
+    fn source_events(&self, _worker: &str, _claimed: &[Claimed]) -> Result<Option<Events>, Self::Error> {
         Ok(None)
     }
 
@@ -214,8 +227,9 @@ impl<D: Db> WorkerProtocol<D> {
 
     /// Claims messages of leased lanes, all of them with the same read limit.
     pub fn claim(&self, destination: &str, lanes: &[Lane]) -> Result<ClaimedBatch, D::Error> {
+        self.db.check_source(&self.worker)?;
         if let Some(claimed) = self.db.claim(&self.worker, destination, lanes)? {
-            return Ok(claimed);
+            return self.with_events(claimed, &release());
         }
         let args = [
             self.worker(),
@@ -227,7 +241,7 @@ impl<D: Db> WorkerProtocol<D> {
             Arg::BigInt(Some(CLAIM_BYTES_MAX as i64)),
             Arg::BigInt(lanes.iter().map(|lane| lane.read_limit).max()),
         ];
-        self.claimed("claim", destination, &args)
+        self.with_events(self.claimed("claim", destination, &args)?, &release())
     }
 
     /// Claims messages of any partition for `ttl_s` seconds, with leasing off.
@@ -238,6 +252,7 @@ impl<D: Db> WorkerProtocol<D> {
         ttl_s: i32,
         limit: u32,
     ) -> Result<ClaimedBatch, D::Error> {
+        self.db.check_source(&self.worker)?;
         let args = [
             Arg::Text(Some(destination)),
             Arg::BigInt(Some(token)),
@@ -245,7 +260,7 @@ impl<D: Db> WorkerProtocol<D> {
             Arg::Int(limit as i32),
             Arg::BigInt(Some(CLAIM_BYTES_MAX as i64)),
         ];
-        self.claimed(D::CLAIM_UNLEASED, destination, &args)
+        self.with_events(self.claimed(D::CLAIM_UNLEASED, destination, &args)?, &release())
     }
 
     /// Claims the first messages of a key that wait behind another message. The flag says whether more of them wait.
@@ -256,6 +271,7 @@ impl<D: Db> WorkerProtocol<D> {
         read_limit: i64,
         limit: u32,
     ) -> Result<(ClaimedBatch, bool), D::Error> {
+        self.db.check_source(&self.worker)?;
         let its_key = || {
             let (destination, partition) = (Arg::Text(Some(&key.destination)), key.partition.as_i16());
             [destination, Arg::SmallInt(partition), Arg::Text(key.key.as_deref())]
@@ -268,11 +284,58 @@ impl<D: Db> WorkerProtocol<D> {
         ];
         let args: Vec<Arg> = [self.worker()].into_iter().chain(its_key()).chain(limits).collect();
         let claimed = self.claimed("claim_waiting", &key.destination, &args)?;
+        let claimed = self.with_events(claimed, &Disposition::Wait)?;
         let sql = "select outbox_internal.waits($1, $2, $3)";
         Ok((
             claimed,
             self.db.one(Statement::Read(sql), &its_key(), |row| row.boolean(0))?,
         ))
+    }
+
+    /// Replaces the events of a claim by those of the source, if one is set. Messages that cannot be read now are unclaimed.
+    /// Events of outbox_events that the claim found under the same seqs are others. (So each claim searches an index that is
+    /// usually empty. Without that, the functions of a claim would exist twice.)
+    fn with_events(&self, mut claimed: ClaimedBatch, unclaim: &Disposition) -> Result<ClaimedBatch, D::Error> {
+        let batch = &mut claimed.batch;
+        if batch.rows.is_empty() {
+            return Ok(claimed);
+        }
+        let mut events = match self.db.source_events(&self.worker, &batch.rows) {
+            Ok(None) => return Ok(claimed),
+            Ok(Some(events)) => events,
+            Err(error) => {
+                if D::COMMITS_EACH {
+                    self.unclaim(std::mem::take(&mut batch.rows), unclaim)?;
+                }
+                return Err(error);
+            }
+        };
+        let mut unread = Vec::new();
+        for mut row in std::mem::take(&mut batch.rows) {
+            match events.remove(&row.pointer.seq) {
+                Some(event) => {
+                    row.event = event;
+                    batch.rows.push(row);
+                }
+                None => unread.push(row),
+            }
+        }
+        if !unread.is_empty() {
+            batch.cut = true;
+            self.unclaim(unread, unclaim)?;
+        }
+        Ok(claimed)
+    }
+
+    fn unclaim(&self, rows: Vec<Claimed>, unclaim: &Disposition) -> Result<(), D::Error> {
+        let settlement = |row: Claimed| Settlement {
+            row_id: row.row_id,
+            pointer: row.pointer,
+            disposition: unclaim.clone(),
+        };
+        let batch: Vec<Settlement> = rows.into_iter().map(settlement).collect();
+        let took_us = D::COMMITS_EACH.then_some(&[][..]);
+        self.settle(&batch, Blocks::Nothing, took_us).map(drop)
     }
 
     fn claimed(&self, function: &'static str, destination: &str, args: &[Arg]) -> Result<ClaimedBatch, D::Error> {
@@ -520,6 +583,24 @@ pub fn with_event((row_id, pointer, key): Marked, event: Result<Event, String>) 
         pointer,
         event: event.map_err(|reason| Outcome::Unsendable { reason }),
     }
+}
+
+/// Releases a message as if it had not been claimed.
+fn release() -> Disposition {
+    Disposition::Release {
+        reason: "not read yet".into(),
+    }
+}
+
+/// Decodes a row of outbox_internal.work_events(): a seq, and the event of the source or what is wrong with it.
+pub fn event_of_source<R: ResultRow>(row: &R) -> Result<(i64, Result<Event, Outcome>), R::Error> {
+    let (seq, reason) = (row.count(0)?, row.name(2)?);
+    let event = match row.text(1)?.as_deref() {
+        None => Ok(Event::read(seq, &mut ClaimedEventColumns { row, next: 3 })?),
+        Some("missing") => Err(Outcome::Unsendable { reason }),
+        Some(_) => Err(Outcome::Failed { reason }),
+    };
+    Ok((seq, event))
 }
 
 /// The value that was read, or why it cannot be read.

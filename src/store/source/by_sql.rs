@@ -6,6 +6,7 @@
 use super::{AGGREGATE, CANCELED, CREATED_AT, PartKind, Pieces, Reader, SEQ, Source, TYPE};
 use crate::error::{self, UserError};
 use crate::pg::spi::{Spi, SpiResult};
+use crate::pg::txn;
 use outbox_core::event::COLUMNS;
 use outbox_core::message::Outcome;
 use pgrx::PgSqlErrorCode;
@@ -27,9 +28,13 @@ pub struct Criteria {
 impl Source {
     /// The events of these seqs as texts, one event after the other: seq; what is wrong with it (`failed`, or `missing`:
     /// there is none), and why; its parts. It stops after `bytes_max`, but not before the first: what it does not return is
-    /// not read. `seqs` are in order.
-    pub fn events(&self, seqs: &[i64], bytes_max: usize) -> Result<Vec<Option<String>>, UserError> {
-        let events = self.read_events(seqs, bytes_max, Reader::Session);
+    /// not read. `seqs` are in order. `limited`: for a worker outside, which must renew its leases.
+    pub fn events(&self, seqs: &[i64], bytes_max: usize, limited: bool) -> Result<Vec<Option<String>>, UserError> {
+        let read = |reader| self.read_events(seqs, bytes_max, reader);
+        let events = match limited {
+            true => txn::with_own_limit(|| read(Reader::Worker)),
+            false => read(Reader::Session),
+        };
         let events = events.map_err(|why| self.canceled_or_unreadable(&why))?;
         let mut texts = Vec::with_capacity(events.len() * TEXTS);
         for (seq, event) in events {

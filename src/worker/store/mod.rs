@@ -9,28 +9,19 @@ mod spi;
 use crate::pg::security;
 use crate::pg::spi::{Lossy, Spi, SpiResult};
 use crate::store::mapping_of;
-use crate::store::source::{Events, Source};
-use outbox_core::engine::{Batch, CLAIM_BYTES_MAX, Claimed, HeldLease, Settlement, Sharing};
+use crate::store::source::Source;
+use outbox_core::engine::{HeldLease, Sharing};
 use outbox_core::partition::Partition;
-use outbox_core::settle::{Blocks, Disposition};
 use outbox_worker::Described;
 use outbox_worker::protocol::{Arg, Db, ResultRow, Statement, WorkerProtocol, columns, indexes};
 use pgrx::spi::quote_identifier;
 pub use spi::SpiDb;
-use std::cell::RefCell;
 use std::rc::Rc;
-
-/// Reads events of a claim; raises an error if none can be read.
-fn read(source: &Source, seqs: &[i64]) -> Events {
-    (source.read(seqs, CLAIM_BYTES_MAX)).unwrap_or_else(|error| error.raise())
-}
 
 pub struct Store {
     schema: String,
     /// The calls that workers outside the server make, too.
     pub protocol: WorkerProtocol<SpiDb>,
-    /// Where events are read from, if not from outbox_events.
-    source: RefCell<Option<Rc<Source>>>,
 }
 
 impl Store {
@@ -45,7 +36,6 @@ impl Store {
                 db: SpiDb::default(),
                 worker: worker.to_string(),
             },
-            source: RefCell::default(),
         })
     }
 
@@ -59,7 +49,7 @@ impl Store {
     /// claims with an older source. The restore of a dump does not make them leave.
     pub fn refresh_source(&self) -> SpiResult<()> {
         let now = self.protocol.db.read(&Source::query(&self.schema), Source::of)?;
-        let mut known = self.source.borrow_mut();
+        let mut known = self.protocol.db.source.borrow_mut();
         match (&now, &*known) {
             (None, None) => {}
             (Some(now), Some(known)) if now.is_the_same(known) => {}
@@ -144,66 +134,6 @@ impl Store {
         let (partitions, epochs) = columns(leases);
         let worker = Arg::Text(Some(&self.protocol.worker));
         [worker, Arg::SmallInts(Some(partitions)), Arg::BigInts(Some(epochs))]
-    }
-
-    // ---- claims: events of a source -----------------------------------------------------------------------------------
-
-    /// Raises an error if the events of a claim could not be read now.
-    pub fn check_before_claim(&self) {
-        if let Some(source) = &*self.source.borrow() {
-            source.check_before_claim().unwrap_or_else(|error| error.raise());
-        }
-    }
-
-    /// Replaces the events of a claim by those of the source, if there is one. Messages for which the time or memory does not
-    /// suffice are unclaimed. Events of outbox_events that the claim found under the same seqs are others. (So each claim
-    /// searches an index that is usually empty. Without that, the claim functions would exist twice.)
-    pub fn take_events(&self, batch: &mut Batch, unclaim: &Disposition) -> SpiResult<()> {
-        let Some(source) = self.source.borrow().clone() else {
-            return Ok(());
-        };
-        if batch.rows.is_empty() {
-            return Ok(());
-        }
-        let seqs: Vec<i64> = batch.rows.iter().map(|row| row.pointer.seq).collect();
-        let mut events = read(&source, &seqs);
-        let mut unread = Vec::new();
-        for mut row in std::mem::take(&mut batch.rows) {
-            match events.remove(&row.pointer.seq) {
-                Some(event) => {
-                    row.event = event;
-                    batch.rows.push(row);
-                }
-                None => unread.push(row),
-            }
-        }
-        self.unclaim(unread, batch, unclaim)
-    }
-
-    /// The events of messages that came by the fast path without them; those for which the time or memory does not suffice
-    /// are missing.
-    pub fn events(&self, seqs: &[i64]) -> Events {
-        let source = self.source.borrow().clone();
-        source.map_or_else(Events::default, |source| {
-            self.check_before_claim();
-            read(&source, seqs)
-        })
-    }
-
-    /// Unclaims the messages of a batch that are not delivered now.
-    fn unclaim(&self, rest: Vec<Claimed>, batch: &mut Batch, unclaim: &Disposition) -> SpiResult<()> {
-        if rest.is_empty() {
-            return Ok(());
-        }
-        let settlements: Vec<Settlement> = (rest.into_iter())
-            .map(|row| Settlement {
-                row_id: row.row_id,
-                pointer: row.pointer,
-                disposition: unclaim.clone(),
-            })
-            .collect();
-        batch.cut = true;
-        self.protocol.settle(&settlements, Blocks::Nothing, None).map(drop)
     }
 
     /// The prepared transactions of this database: xid, and when each was prepared, in µs since 1970.

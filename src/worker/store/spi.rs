@@ -5,8 +5,9 @@ use super::published::PublishedRows;
 use crate::pg::clock::us_since_1970;
 use crate::pg::spi::types;
 use crate::pg::spi::{Number, Param, Spi, SpiError, SpiHeapTupleData, SpiResult, SpiTupleTable};
+use crate::store::source::Source;
 use crate::store::statement::SavedStatement;
-use outbox_core::engine::{Lane, RowId, Settlement};
+use outbox_core::engine::{CLAIM_BYTES_MAX, Claimed, Events, Lane, RowId, Settlement};
 use outbox_worker::protocol::{Arg, ClaimedBatch, Db, ResultRow, Statement};
 use pgrx::datum::TimestampWithTimeZone;
 use std::cell::RefCell;
@@ -20,6 +21,8 @@ pub struct SpiDb {
     /// None: not used yet.
     published: RefCell<Option<Rc<PublishedRows>>>,
     claimed: RefCell<Option<Rc<ClaimedRows>>>,
+    /// Where events are read from, if not from outbox_events.
+    pub source: RefCell<Option<Rc<Source>>>,
 }
 
 impl SpiDb {
@@ -45,6 +48,13 @@ impl SpiDb {
         self.claimed.take();
     }
 
+    /// Events of the source, which are in the order of their seqs; an error is raised if none can be read. None: no source is
+    /// set.
+    pub fn events(&self, seqs: &[i64]) -> Option<Events> {
+        let source = self.source.borrow().clone()?;
+        Some(source.read(seqs, CLAIM_BYTES_MAX).unwrap_or_else(|error| error.raise()))
+    }
+
     /// Runs a query that only reads. All else in pgrx assigns a transaction id, even `Spi::get_one`, and the commit then
     /// writes WAL.
     pub fn read<T>(&self, sql: &str, read: impl FnOnce(SpiTupleTable) -> SpiResult<T>) -> SpiResult<T> {
@@ -59,6 +69,7 @@ impl Db for SpiDb {
     type Error = SpiError;
     type ResultRow<'a> = SpiHeapTupleData<'a>;
     const CLAIM_UNLEASED: &'static str = "claim_unleased";
+    const COMMITS_EACH: bool = false;
     const SETTLE: &'static str = "select outbox_internal.settle($1, $2::tid[], $3, $4, $5, $6, $7::\"char\"[], $8, $9)";
 
     fn settle_published(&self, worker: &str, batch: &[Settlement]) -> SpiResult<Option<usize>> {
@@ -73,6 +84,18 @@ impl Db for SpiDb {
             let claimed = opened(&self.claimed, || ClaimedRows::open(client))?;
             claimed.claim(client, worker, destination, lanes)
         })
+    }
+
+    fn check_source(&self, _: &str) -> SpiResult<()> {
+        if let Some(source) = &*self.source.borrow() {
+            source.check_before_claim().unwrap_or_else(|error| error.raise());
+        }
+        Ok(())
+    }
+
+    fn source_events(&self, _: &str, claimed: &[Claimed]) -> SpiResult<Option<Events>> {
+        let seqs: Vec<i64> = claimed.iter().map(|row| row.pointer.seq).collect();
+        Ok(self.events(&seqs))
     }
 
     fn run<T>(

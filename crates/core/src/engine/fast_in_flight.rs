@@ -1,7 +1,7 @@
 //! Messages that are fast-path in flight: their slots in shared memory, and since when they are in flight. `receive`
 //! describes the fast path. Used by the engine on the worker's main thread.
 
-use super::ports::SlotId;
+use super::rows::SlotId;
 use crate::partition::Partition;
 
 /// A message that has been fast-path in flight for this time, in ms, is claimed.

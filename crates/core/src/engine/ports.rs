@@ -2,13 +2,16 @@
 //! them, and so do tests for a simulation.
 
 use super::batch::Batch;
-use super::rows::{HeldLease, Lane, Settlement};
+use super::rows::{HeldLease, Lane, Settlement, SlotId};
 use crate::key_order::{BlockedKey, OrderedKey};
 use crate::message::{Event, Outcome};
 use crate::open_transactions::OpenTransaction;
 use crate::partition::Partition;
 use crate::settle::Blocks;
 use std::collections::BTreeMap;
+
+/// Events of a source by their seqs, or the outcome of a message whose event is missing or cannot be read.
+pub type Events = BTreeMap<i64, Result<Event, Outcome>>;
 
 /// The result of [`Tables::bring_due`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -76,8 +79,8 @@ pub trait Memory {
     fn peek_rewinds(&self, destination: &str, leases: &[HeldLease]) -> Vec<(Partition, i64)>;
     /// Reads the events of committed messages that came without them. What is missing in the result cannot be read now; a
     /// claim reports why.
-    fn read_events(&self, _seqs: &[i64]) -> BTreeMap<i64, Result<Event, Outcome>> {
-        BTreeMap::new()
+    fn read_events(&self, _seqs: &[i64]) -> Events {
+        Events::new()
     }
     /// Withdraws these claimed messages from the fast path, also from slots whose transaction has yet to make them
     /// ready. They are in order of seq.
@@ -87,6 +90,3 @@ pub trait Memory {
     /// Rewinds the lane of a message that was not taken, so that it is read from the table, and frees its slot.
     fn give_up(&self, _slot: SlotId, _destination: &str, _partition: Partition, _seq: i64) {}
 }
-
-/// The number of a fast-path slot in shared memory. The engine passes it back and never interprets it.
-pub type SlotId = u32;

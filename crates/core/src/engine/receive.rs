@@ -29,7 +29,7 @@
 
 use super::batch::Batch;
 use super::cursors::END;
-use super::ports::Memory;
+use super::ports::{Events, Memory};
 use super::rows::{Arrived, Claimed};
 use super::{Engine, Sharing};
 use crate::key_order::MessageHandle;
@@ -37,7 +37,7 @@ use crate::message::{Event, Pointer, Publication};
 use crate::open_transactions::{OpenTransaction, OpenTransactions};
 use crate::partition::Partition;
 use crate::settle::{Disposition, Ordering, Rules};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 impl Engine {
     /// Takes up to `limit` of the messages that the worker took from ready slots (b), and makes those ready that may be
@@ -91,7 +91,7 @@ impl Engine {
             .map(|arrived| arrived.pointer.seq)
             .collect();
         let mut events = match without.is_empty() {
-            true => BTreeMap::new(),
+            true => Events::new(),
             false => memory.read_events(&without),
         };
         let (mut batch, mut unread) = (Batch::default(), HashSet::new());

@@ -1,6 +1,5 @@
 //! The rows that pass between the engine and the tables: lanes to claim from, claimed messages, and messages to settle.
 
-use super::ports::SlotId;
 use crate::message::{Event, Outcome, Pointer};
 use crate::partition::Partition;
 use crate::settle::Disposition;
@@ -36,6 +35,9 @@ impl FromStr for RowId {
 
 /// A lease of this worker: the partition and its epoch.
 pub type HeldLease = (Partition, i64);
+
+/// The number of a fast-path slot in shared memory. The engine passes it back and never interprets it.
+pub type SlotId = u32;
 
 /// The leases to claim from: without those that another worker is to take over.
 pub fn claimable(leases: &[HeldLease], leaving: &HashSet<Partition>) -> Vec<HeldLease> {

@@ -2,11 +2,11 @@
 //! Used on the worker's thread, which waits for each result.
 
 use super::error::{WorkError, no_answer, unexpected};
-use outbox_core::engine::RowId;
+use outbox_core::engine::{CLAIM_BYTES_MAX, Claimed, Events, RowId};
 use outbox_core::event::COLUMNS;
 use outbox_core::partition::Partition;
-use outbox_worker::protocol::{Arg, Db, ResultRow, Statement, indexes};
-use std::cell::RefCell;
+use outbox_worker::protocol::{Arg, Db, ResultRow, Statement, event_of_source, indexes};
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::Future;
 use std::time::Duration;
@@ -23,6 +23,9 @@ pub struct SessionDb {
     statements: RefCell<HashMap<&'static str, postgres::Statement>>,
     /// A statement to send right after the next one, with its parameter; then its result.
     next: RefCell<Option<PipelinedStatement>>,
+    /// Whether events are in a source, and whether none could be read last.
+    pub has_source: Cell<bool>,
+    is_source_broken: Cell<bool>,
 }
 
 enum PipelinedStatement {
@@ -37,6 +40,8 @@ impl SessionDb {
             client,
             statements: RefCell::default(),
             next: RefCell::default(),
+            has_source: Cell::default(),
+            is_source_broken: Cell::default(),
         }
     }
 
@@ -65,6 +70,18 @@ impl SessionDb {
         let prepared = self.wait_for(self.client.prepare_typed(&sql, &types))?;
         self.statements.borrow_mut().insert(text, prepared.clone());
         Ok(prepared)
+    }
+
+    fn read_source(&self, worker: &str, claimed: &[Claimed]) -> Result<Events, WorkError> {
+        let sql = Statement::Write("select e.* from outbox_internal.work_events($1, $2::tid[], $3) e");
+        let args = [
+            Arg::Text(Some(worker)),
+            Arg::RowIds(claimed.iter().map(|row| row.row_id).collect()),
+            Arg::BigInt(Some(CLAIM_BYTES_MAX as i64)),
+        ];
+        let read = self.run(sql, &args, event_of_source);
+        self.is_source_broken.set(read.is_err());
+        Ok(read?.into_iter().collect())
     }
 
     /// Sends a statement together with the next one, and after it.
@@ -107,8 +124,21 @@ impl Db for SessionDb {
     type Error = WorkError;
     type ResultRow<'a> = SessionRow;
     const CLAIM_UNLEASED: &'static str = "work_claim_unleased";
+    const COMMITS_EACH: bool = true;
     const SETTLE: &'static str = "select outbox_internal.work_settle($1, $2::tid[], $3, $4, $5, $6, $7::\"char\"[], $8,
         array(select outbox_internal.of_utf8(r) from unnest($9) with ordinality u (r, i) order by i), $10)";
+
+    fn check_source(&self, worker: &str) -> Result<(), WorkError> {
+        match self.is_source_broken.get() {
+            true => self.read_source(worker, &[]).map(drop),
+            false => Ok(()),
+        }
+    }
+
+    fn source_events(&self, worker: &str, claimed: &[Claimed]) -> Result<Option<Events>, WorkError> {
+        let read = || self.read_source(worker, claimed);
+        self.has_source.get().then(read).transpose()
+    }
 
     fn run<T>(
         &self,
@@ -120,7 +150,7 @@ impl Db for SessionDb {
         let params: Vec<_> = args.iter().map(typed).collect();
         let params: Vec<&(dyn ToSql + Sync)> = params.iter().map(|(param, _)| &**param as _).collect();
         let query = self.client.query(&prepared, &params);
-        let next = self.next.take();
+        let next = (self.next.borrow_mut()).take_if(|next| matches!(next, PipelinedStatement::Send(..)));
         let rows = match &next {
             Some(PipelinedStatement::Send(then, partitions)) => {
                 let partitions: [&(dyn ToSql + Sync); 1] = [partitions];

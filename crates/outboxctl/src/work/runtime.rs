@@ -356,16 +356,8 @@ impl Memory for WorkRuntime {
     }
 }
 
-/// How partitions are shared, or why this worker cannot deliver. Messages that only the workers in the server can
-/// deliver must not wait in the partitions of this worker.
+/// How partitions are shared, or why this worker cannot deliver now.
 pub fn sharing(refreshed: &Refreshed) -> Result<Sharing, WorkError> {
-    if let Some(source) = &refreshed.source {
-        let what = format!("events are read from {source}, which only workers in the server can do");
-        return Err(WorkError {
-            kind: WorkErrorKind::Failed,
-            failure: Failure::new(Code::Incompatible, what).hint("Let them deliver: set outbox.workers to 1."),
-        });
-    }
     match refreshed.leasing {
         Some(true) => Ok(Sharing::Leases),
         Some(false) => Ok(Sharing::RowClaims),

@@ -45,7 +45,6 @@ pub struct Refreshed {
     /// `None` while outbox_configure() changes the partitions.
     pub leasing: Option<bool>,
     pub not_adopted: Option<String>,
-    pub source: Option<String>,
     pub session_defaults: String,
     pub destinations: Vec<Described>,
     /// The settings of the outbox by name, in the units of pg_settings.
@@ -170,7 +169,7 @@ impl WorkerSession {
 
     pub fn refresh(&self) -> Result<Refreshed, WorkError> {
         let refresh = Statement::Write(
-            "select leasing, not_adopted, source, coalesce(defaults, ''), now_us, leasing is null from outbox_internal.work_refresh()",
+            "select leasing, not_adopted, has_source, coalesce(defaults, ''), now_us, leasing is null from outbox_internal.work_refresh()",
         );
         let settings = Statement::Read(
             "select name, outbox_internal.legible(setting) from pg_settings where name like 'outbox.%' and setting is not null",
@@ -211,10 +210,10 @@ impl WorkerSession {
         let mut destinations = self.protocol.destinations(mapping)?;
         db.one(refresh, &[], |row| {
             self.clock.set((row.count(4)?, Instant::now()));
+            self.db().has_source.set(row.boolean(2)?);
             Ok(Refreshed {
                 leasing: (!row.boolean(5)?).then_some(row.boolean(0)?),
                 not_adopted: row.text(1)?,
-                source: row.text(2)?,
                 session_defaults: row.name(3)?,
                 destinations: std::mem::take(&mut destinations),
                 settings: std::mem::take(&mut settings),

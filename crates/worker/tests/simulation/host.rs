@@ -11,12 +11,12 @@ use super::world::{
     partition_of, plain, settle_one,
 };
 use outbox_core::engine::{
-    Arrived, Batch, Bounds, Claimed, DueCounters, DueMessages, HeldLease, Lane, Settlement, SlotId, StatementTimeout,
-    Tables,
+    Arrived, Batch, Bounds, Claimed, DueCounters, DueMessages, Events, HeldLease, Lane, Settlement, SlotId,
+    StatementTimeout, Tables,
 };
 use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::lease::Lease;
-use outbox_core::message::{Event, Outcome, Pointer, Text};
+use outbox_core::message::{Pointer, Text};
 use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
 use outbox_core::route::{Format, Statics, Template};
@@ -28,7 +28,6 @@ use outbox_worker::{
     Changes, ConnectionStatus, LeaseChanges, Orders, PassCounts, PassEnd, Refresh, Tended, WorkerSettings,
 };
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::fmt::Arguments;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
@@ -747,7 +746,7 @@ impl outbox_core::engine::Memory for Host {
     }
 
     /// (d): ready slots before the rewinds.
-    fn read_events(&self, seqs: &[i64]) -> BTreeMap<i64, Result<Event, Outcome>> {
+    fn read_events(&self, seqs: &[i64]) -> Events {
         let read = self.transaction(|world, _| {
             // It stops at its limit of bytes.
             let count = world.dice.below(seqs.len() * 4) + 1;

@@ -25,7 +25,7 @@ struct Shared {
     free: RefCell<Vec<SlotId>>,
     given_up: RefCell<Vec<i64>>,
     /// The events of messages that come without them: what each is, or None = it cannot be read now.
-    source: RefCell<Option<BTreeMap<i64, Result<Event, Outcome>>>>,
+    source: RefCell<Option<Events>>,
     read: RefCell<Vec<i64>>,
 }
 
@@ -47,7 +47,7 @@ impl Memory for Shared {
         self.rewind.get().map(|seq| (partition(), seq)).into_iter().collect()
     }
 
-    fn read_events(&self, seqs: &[i64]) -> BTreeMap<i64, Result<Event, Outcome>> {
+    fn read_events(&self, seqs: &[i64]) -> Events {
         self.read.borrow_mut().extend(seqs);
         self.source.borrow().clone().unwrap_or_default()
     }
@@ -389,7 +389,7 @@ fn a_message_taken_under_an_earlier_lease_is_claimed_like_any_other() {
 fn the_event_of_a_message_that_came_without_it_is_read_once_the_message_is_taken() {
     let (shared, mut engine) = (Shared::with(&[2, 1, 3]), at_end_of_lane());
     let events = [1, 2].map(|seq| (seq, Ok(Event::default())));
-    shared.source.replace(Some(BTreeMap::from(events)));
+    shared.source.replace(Some(Events::from(events)));
     assert_eq!(receive(&mut engine, &shared, 0, 2), 2);
     assert_eq!(shared.read.take(), [1, 2], "3 is given up, so it is not read");
     assert_eq!(shared.given_up.take(), [3]);
@@ -400,7 +400,7 @@ fn the_event_of_a_message_that_came_without_it_is_read_once_the_message_is_taken
 fn a_message_whose_event_cannot_be_read_now_is_given_up_with_those_behind_it() {
     let (shared, mut engine) = (Shared::with(&[1, 2, 3]), at_end_of_lane());
     let events = [1, 3].map(|seq| (seq, Ok(Event::default())));
-    shared.source.replace(Some(BTreeMap::from(events)));
+    shared.source.replace(Some(Events::from(events)));
     assert_eq!(receive(&mut engine, &shared, 0, 100), 1);
     assert_eq!(shared.given_up.take(), [2, 3]);
     assert!(shared.free.take().is_empty(), "giving up frees the slot");
@@ -411,7 +411,7 @@ fn a_message_whose_event_cannot_be_read_now_is_given_up_with_those_behind_it() {
 fn a_message_without_an_event_ends_as_if_it_had_been_claimed() {
     let (shared, mut engine) = (Shared::with(&[1]), at_end_of_lane());
     let reason = || "there is no row".to_owned();
-    let missing = BTreeMap::from([(1, Err(Outcome::Unsendable { reason: reason() }))]);
+    let missing = Events::from([(1, Err(Outcome::Unsendable { reason: reason() }))]);
     shared.source.replace(Some(missing));
     assert_eq!(receive(&mut engine, &shared, 0, 100), 1);
     assert!(hand_over(&mut engine, 9).is_empty());
