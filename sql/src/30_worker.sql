@@ -341,22 +341,23 @@ comment on function outbox_internal.mark(tid[], bigint[], text, smallint[], bigi
   ' claims that the rows may carry. With a worker, only rows of the partitions that it leases with these epochs (of'
   ' partition n the element n + 1), which become the tokens of the claim; without one, token and claim_until.';
 
-create function outbox_internal.within_bytes(chosen outbox_internal.chosen[], bytes_max bigint)
+create function outbox_internal.within_bytes(chosen outbox_internal.chosen[], bytes_max bigint, most integer default null)
 returns tid[] language sql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
   select array_agg(c.tid order by c.seq)
-  from (select u.tid, u.seq, sum(u.share) over (order by u.seq) - u.share as bytes_before from unnest($1) u) c
+  from (select u.tid, u.seq, sum(u.share) over (order by u.seq) - u.share as bytes_before from unnest($1) u
+        order by u.seq limit $3) c
   where c.bytes_before < $2;
 $$;
-comment on function outbox_internal.within_bytes(outbox_internal.chosen[], bigint) is
-  'The first of the chosen rows, by seq, until their shares reach bytes_max; at least one.';
+comment on function outbox_internal.within_bytes(outbox_internal.chosen[], bigint, integer) is
+  'The first of the chosen rows, by seq, until their shares reach bytes_max; at least one, and at most this many.';
 
 create function outbox_internal.claim_chosen(
   chosen outbox_internal.chosen[], worker text, partitions smallint[], epochs bigint[], token bigint,
-  claim_until timestamptz, bytes_max bigint, remarks text[] default '{}'
+  claim_until timestamptz, bytes_max bigint, remarks text[] default '{}', most integer default null
 ) returns setof outbox_internal.claimed language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
-  tids constant tid[] := outbox_internal.within_bytes(chosen, bytes_max);
+  tids constant tid[] := outbox_internal.within_bytes(chosen, bytes_max, most);
   wal_position constant bigint := (select max(u.wal_position) from unnest(chosen) u);
 begin
   return query
@@ -381,13 +382,13 @@ begin
 end
 $$;
 comment on function outbox_internal.claim_chosen(
-  outbox_internal.chosen[], text, smallint[], bigint[], bigint, timestamptz, bigint, text[]) is
-  'Worker protocol: claims chosen rows up to bytes_max of bodies, by mark(). Returns those that it has'
+  outbox_internal.chosen[], text, smallint[], bigint[], bigint, timestamptz, bigint, text[], integer) is
+  'Worker protocol: claims chosen rows up to bytes_max of bodies and the number most, by mark(). Returns those that it has'
   ' claimed with their events, in order of seq, and remarks.';
 
 create function outbox_internal.claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], cursors bigint[],
-  bytes_max bigint, read_limit bigint default 9223372036854775807
+  bytes_max bigint, read_limit bigint default 9223372036854775807, most integer default null
 ) returns setof outbox_internal.claimed language plpgsql volatile
 security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -418,13 +419,14 @@ begin
     -- Always true. It leaves one lane for the planner: with more, a planner that takes outbox for empty (vacuum saw
     -- it so) would join each of its rows with all claimed rows.
     where l.n between 1 and 1000000000
-  ), me, partitions, epochs, null, null, bytes_max);
+  ), me, partitions, epochs, null, null, bytes_max, most => most);
 end
 $$;
-comment on function outbox_internal.claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
+comment on function outbox_internal.claim(
+  text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint, integer) is
   'Worker protocol: claims messages of leased partitions with their events, in order of seq, up to the seq'
   ' read_limit. Each partition has a limit and a cursor; the epoch of partition n is the element n + 1. Stops after'
-  ' bytes_max of bodies.';
+  ' bytes_max of bodies and the number most.';
 
 create function outbox_internal.claim_waiting(
   worker text, destination text, partition smallint, key text, epochs bigint[], read_limit bigint, n integer,

@@ -5,8 +5,9 @@
 create function outbox_internal.begin_request(read_limit bigint)
 returns bigint language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_begin_request_wrapper';
 comment on function outbox_internal.begin_request(bigint) is
-  'Requests delivery up to a seq from the workers, 0 = one pass. Returns the id of the request; 0 = there is no worker,'
-  ' NULL = the request of another session is not finished.';
+  'Requests delivery up to a seq from the workers; 0 = one pass; negative: goes on up to its opposite, and leaves alone'
+  ' what has failed since. Returns the id of the request; 0 = there is no worker, NULL = the request of another session'
+  ' is not finished.';
 
 create function outbox_internal.answers(request_id bigint, timeout_ms integer)
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_answers_wrapper';
@@ -89,7 +90,7 @@ begin
 end
 $$;
 comment on function outbox_internal.request_workers(bigint, timestamptz) is
-  'Requests delivery up to a seq, 0 = one pass, and waits for the answers of the workers, which it returns as answers()'
+  'Requests delivery as begin_request() does, and waits for the answers of the workers, which it returns as answers()'
   ' does.';
 
 create function @extschema@.outbox_run_pass(timeout interval default '30 s')
@@ -135,13 +136,19 @@ declare
   outcomes text[];
   left_before bigint;
   idle_rounds integer := 0;
+  enabled constant boolean := current_setting('outbox.enabled')::boolean;
+  goes_on integer := 1; -- by hand -1 after the first request
+  message record;
+  lane text; -- who sends the message, and where to; NULL = nobody knows
+  run text; -- the lane of the last message
+  run_end bigint; -- its seq
 begin
   perform outbox_internal.check_request('outbox_relay'::text, timeout, true);
   if max_rows is null or max_rows not between 1 and 10000 then
     raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
       using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
   end if;
-  if not current_setting('outbox.enabled')::boolean and not (select s.leasing from @extschema@.outbox_settings s) then
+  if not enabled and not (select s.leasing from @extschema@.outbox_settings s) then
     raise exception 'outbox_relay() delivers nothing with outbox.enabled off and leasing off'
       using errcode = 'object_not_in_prerequisite_state', detail = 'Without leases a worker cannot stop at a seq.',
             hint = 'select outbox_configure(leasing => true), or switch outbox.enabled on.';
@@ -155,7 +162,7 @@ begin
   ), open as materialized (
     select d.destination from outbox_internal.destinations() d where not d.paused
   ), ready as (
-    select x.seq, x.destination, x.attempts
+    select x.*, l.partition, false as follows
     from outbox_internal.first_pending l join open d on d.destination = l.destination
     cross join lateral (
       select o.seq, o.destination, o.attempts from @extschema@.outbox o
@@ -166,11 +173,11 @@ begin
                         and c.blocker < o.seq)
       order by o.destination, o.partition, o.seq limit max_rows) x
     union all
-    select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w
+    select w.seq, w.destination, w.attempts, w.partition, false from @extschema@.outbox_waiting w
     join open d on d.destination = w.destination
     where w.due_at <= clock_timestamp()
     union all
-    select x.seq, x.destination, x.attempts
+    select x.*, g.partition, true
     from outbox_internal.blocked_keys((select s.partitions from @extschema@.outbox_settings s)) g
     join open d on d.destination = g.destination
     cross join lateral (
@@ -181,11 +188,34 @@ begin
       select from blocked c where c.destination = g.destination and c.partition = g.partition and c.key = g.key)
   )
   select jsonb_agg(to_jsonb(n) order by n.seq), count(*) into chosen, messages
-  from (select r.* from ready r order by r.seq, r.destination limit max_rows) n;
+  -- The messages of an event are delivered together.
+  from (select r.* from ready r order by r.seq fetch first max_rows rows with ties) n;
+  -- By hand, in stored order: a run of messages that one worker sends to one destination is one request. A message that
+  -- follows another of its key is a run: a worker fetches it after those that are ready. A lease may move to another
+  -- worker at any time, so it is read for each message.
+  for message in
+    select c.* from jsonb_to_recordset(chosen) c (seq bigint, destination text, partition smallint, follows boolean)
+    where not enabled order by c.seq
+  loop
+    lane := (select p.lease_owner || ' ' || message.destination from @extschema@.outbox_partitions p
+             where p.partition = message.partition and p.lease_until > clock_timestamp() and not message.follows);
+    if message.seq > run_end and (lane is distinct from run or run is null) then
+      perform outbox_internal.request_workers(goes_on * run_end, began + timeout);
+      goes_on := -1;
+      exit when clock_timestamp() >= began + timeout;
+    elsif message.seq = run_end and lane is distinct from run then
+      lane := null;
+    end if;
+    run := lane;
+    run_end := message.seq;
+  end loop;
   waiting := messages;
   while waiting > 0 and idle_rounds < 2 loop
     left_before := waiting;
-    perform outbox_internal.request_workers((chosen->-1->>'seq')::bigint, began + timeout);
+    if goes_on > 0 or clock_timestamp() < began + timeout then
+      perform outbox_internal.request_workers(goes_on * (chosen->-1->>'seq')::bigint, began + timeout);
+      goes_on := case when enabled then 1 else -1 end;
+    end if;
     outcomes := array(
       select case when f.outcome = 'waits' and (
                     exists (select from @extschema@.outbox_waiting w
@@ -211,5 +241,5 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_relay(integer, interval) is
-  'Makes the workers deliver the first max_rows messages that could be delivered, in order of seq, and waits until'
-  ' each has been tried. It does so with outbox.enabled off too. ok: all of them are published.';
+  'Makes the workers deliver the first max_rows messages that could be delivered, and waits until each has been tried.'
+  ' It does so with outbox.enabled off too, and then in order of seq. ok: all of them are published.';

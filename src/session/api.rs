@@ -585,7 +585,7 @@ fn outbox_request_recheck(destination: SqlText) -> bool {
     heard
 }
 
-/// Requests delivery up to a seq; 0 = a pass. Returns the id of the request: NULL if another session has one, 0 if no worker
+/// Requests delivery up to a seq; 0 = a pass; negative: goes on up to its opposite. Returns the id of the request: NULL if another session has one, 0 if no worker
 /// can answer.
 #[pg_extern(sql = false)]
 fn outbox_begin_request(read_limit: i64) -> Option<i64> {

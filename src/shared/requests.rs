@@ -20,7 +20,7 @@ pub struct RequestSlot {
     requester: AtomicI32,
     /// The request id. Grows with each request. Written by the session that makes the request; read by workers.
     request_id: AtomicU32,
-    /// Deliver up to this seq; 0 = run one pass. Written by the session that makes the request; read by workers.
+    /// Deliver up to this seq; 0 = run one pass; negative: go on up to its opposite. Written by the session that makes the request; read by workers.
     read_limit: AtomicI64,
 }
 
@@ -64,6 +64,7 @@ impl RequestSlot {
         let request_id = self.request_id.load(SeqCst);
         let request = match self.read_limit.load(SeqCst) {
             0 => Request::Pass,
+            seq if seq < 0 => Request::OnTo(-seq),
             seq => Request::UpTo(seq),
         };
         // Another session may have begun a request since. The worker sees it in the next pass, for which that
@@ -101,7 +102,7 @@ impl WorkerAnswer {
 // ---- a session ------------------------------------------------------------------------------------------------------
 
 impl RequestSlot {
-    /// Requests delivery up to a seq; 0 = one pass. Returns the request id; None = another session has a request.
+    /// Requests delivery as `read_limit` says. Returns the request id; None = another session has a request.
     pub fn begin(&self, read_limit: i64) -> Option<u32> {
         let me = latch::my_proc_number() + 1;
         let free = self.requester.compare_exchange(0, -me, SeqCst, SeqCst);

@@ -333,11 +333,18 @@ fn a_destination_is_paused_with_a_reason_and_resumed() {
 
 #[test]
 fn relay_delivers_in_stored_order_and_ends_with_0_or_1() {
-    let stage = Stage::new(&["outbox.routing_key = '{type}'", "outbox.max_attempts = 1"]);
+    let conf = [
+        "outbox.routing_key = '{type}'",
+        "outbox.max_attempts = 1",
+        "outbox.workers = 2",
+    ];
+    let stage = Stage::new(&conf);
+    let shared = "select count(*) = 2 from outbox_worker_status where alive and partitions = 8";
+    wait_true(&stage, "both workers to own their partitions", shared);
     pause(&stage);
     stage.exec(
         DB,
-        "select outbox_publish('good', '{}', 'order', n::text) from generate_series(1, 5) n",
+        "select outbox_publish('good', '{}', 'order', n::text) from generate_series(1, 40) n",
     );
     let first = Ctl::new(&stage, &["relay", "-l", "2"]).run().well();
     assert!(first.contains("2 of 2 messages published."), "{first}");
@@ -345,19 +352,19 @@ fn relay_delivers_in_stored_order_and_ends_with_0_or_1() {
     let rest = Ctl::new(&stage, &["relay", "--json"]).run().json();
     assert_eq!(
         (&rest["messages"], &rest["published"], &rest["ok"]),
-        (&json!(3), &json!(3), &json!(true))
+        (&json!(38), &json!(38), &json!(true))
     );
     let seqs: Vec<i64> = stage
         .all()
         .iter()
         .map(|delivery| delivery.json()["seq"].as_i64().expect("a seq"))
         .collect();
-    assert_eq!(seqs, [1, 2, 3, 4, 5]);
+    assert_eq!(seqs, Vec::from_iter(1..=40));
     // An event that is missing can never be sent; the messages after it are delivered.
     stage.draw_seqs(4712);
     stage.exec(
         DB,
-        "select outbox_enqueue(4711, 'key'); select outbox_publish('good', '{}', 'order', '6')",
+        "select outbox_enqueue(4711, 'key'); select outbox_publish('good', '{}', 'order', '41')",
     );
     let ran = Ctl::new(&stage, &["relay"]).run();
     assert_eq!(ran.code, 1, "{ran:?}");

@@ -277,7 +277,7 @@ impl<R: Runtime> Destination<R> {
     pub fn begin_request(&mut self, request: Request) {
         self.request = Some(request);
         self.engine.begin_request(request);
-        self.report.wants_recheck = true; // connects immediately if the connection is down
+        self.report.wants_recheck |= !request.goes_on(); // connects immediately if the connection is down
     }
 
     pub fn end_request(&mut self) {
@@ -302,7 +302,7 @@ impl<R: Runtime> Destination<R> {
     fn by_hand(&self, common: &Common<R>) -> Option<i64> {
         let may = !common.settings.enabled && !self.paused && self.why_not_adopted(common).is_none();
         match self.request {
-            Some(Request::UpTo(seq)) if may && !self.engine.has_claimed() => Some(seq),
+            Some(Request::UpTo(seq) | Request::OnTo(seq)) if may && !self.engine.has_claimed() => Some(seq),
             _ => None,
         }
     }

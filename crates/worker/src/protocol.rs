@@ -225,7 +225,7 @@ impl<D: Db> WorkerProtocol<D> {
         self.db.one(Statement::Write(sql), &[], |row| row.count(0))
     }
 
-    /// Claims messages of leased lanes, all of them with the same read limit.
+    /// Claims messages of leased lanes, all of them with the same read limit and the same `most`.
     pub fn claim(&self, destination: &str, lanes: &[Lane]) -> Result<ClaimedBatch, D::Error> {
         self.db.check_source(&self.worker)?;
         if let Some(claimed) = self.db.claim(&self.worker, destination, lanes)? {
@@ -240,6 +240,7 @@ impl<D: Db> WorkerProtocol<D> {
             Arg::BigInts(Some(lanes.iter().map(|lane| Some(lane.cursor)).collect())),
             Arg::BigInt(Some(CLAIM_BYTES_MAX as i64)),
             Arg::BigInt(lanes.iter().map(|lane| lane.read_limit).max()),
+            Arg::Int(lanes.iter().map(|lane| lane.most).max().unwrap_or_default() as i32),
         ];
         self.with_events(self.claimed("claim", destination, &args)?, &release())
     }

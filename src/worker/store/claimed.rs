@@ -184,7 +184,7 @@ struct Leases {
     is_paused: bool,
 }
 
-/// The next messages of the lanes with their events, in order of seq, up to the limit of bytes. None: a table has no primary
+/// The next messages of the lanes with their events, in order of seq, up to the limits of rows and bytes. None: a table has no primary
 /// key to scan.
 fn choose<'a>(
     snapshot: &RowSnapshot,
@@ -203,9 +203,14 @@ fn choose<'a>(
         run_end: i64::MIN,
         at: None,
     };
-    let (destination, mut rows) = (text::to_server(destination), Vec::new());
-    lanes.for_each(|lane| find(&mut by_lane, &destination, lane, &mut rows));
+    let (destination, mut rows, mut most) = (text::to_server(destination), Vec::new(), 0);
+    lanes.for_each(|lane| {
+        most = lane.most as usize;
+        find(&mut by_lane, &destination, lane, &mut rows);
+    });
     rows.sort_unstable_by_key(|row| (row.seq, row.partition));
+    *is_cut = rows.len() > most;
+    rows.truncate(most);
     let chosen = read(&mut events, rows, is_cut);
     events.by_seq.end();
     by_lane.end();

@@ -25,10 +25,11 @@ impl AdaptiveRowLimit {
         limit.min(self.rows)
     }
 
-    /// Takes the result of a claim: shrinks to its rows if it was cut, and grows by half if its bodies were small.
-    pub fn record(&mut self, batch: &Batch) {
+    /// Takes the result of a claim that asked for `asked` rows: shrinks to its rows if it was cut below that, and grows by
+    /// half if its bodies were small.
+    pub fn record(&mut self, batch: &Batch, asked: u32) {
         let rows = u32::try_from(batch.rows.len()).unwrap_or(u32::MAX);
-        if batch.cut {
+        if batch.cut && rows < asked {
             self.rows = rows.max(1);
         } else if batch.body_bytes() < CLAIM_BYTES_MAX / 2 {
             self.rows = self.rows.saturating_add(self.rows / 2 + 1);
@@ -74,15 +75,15 @@ mod tests {
     fn a_claim_asks_for_as_many_rows_as_the_last_cut_claim_and_more_while_messages_are_small() {
         let mut limit = AdaptiveRowLimit::default();
         assert_eq!(limit.of(1000), 1000);
-        limit.record(&batch(8, 4 << 20, true));
+        limit.record(&batch(8, 4 << 20, true), 1000);
         assert_eq!(limit.of(1000), 8);
-        limit.record(&batch(8, 4 << 20, false));
+        limit.record(&batch(8, 4 << 20, false), 1000);
         assert_eq!(limit.of(1000), 8, "a ninth row would not have fitted");
         for more in [13, 20, 31] {
-            limit.record(&batch(3, 10, false));
+            limit.record(&batch(3, 10, false), 1000);
             assert_eq!(limit.of(1000), more);
         }
-        limit.record(&batch(0, 0, true));
+        limit.record(&batch(0, 0, true), 1000);
         assert_eq!(limit.of(1000), 1);
     }
 }

@@ -99,7 +99,7 @@ impl Engine {
         let (room, limit) = (limit, self.row_limit.of(limit));
         if self.sharing == Sharing::RowClaims {
             let batch = tables.claim_unleased(&self.destination, limit)?;
-            self.row_limit.record(&batch);
+            self.row_limit.record(&batch, limit);
             self.full = batch.rows.len() as u32 >= limit || batch.cut;
             result.messages = batch.rows.len();
             for claimed in batch.rows {
@@ -130,20 +130,23 @@ impl Engine {
         let wanted =
             (self.key_order.draining().len().min(self.bounds.drains) as u32).saturating_mul(self.bounds.drain_rows);
         let for_lanes = limit - budget::reserved_for_followers(limit, wanted, self.claims);
+        // By hand messages go in stored order over all lanes, so a lane may fill the claim.
+        let by_hand = self.progress.read_limit < END;
         let lanes: Vec<Lane> = (unread.iter().zip(budget::shares(for_lanes, &saturated, self.claims)))
-            .map(|((partition, epoch), limit)| Lane {
+            .map(|((partition, epoch), share)| Lane {
                 partition: *partition,
                 epoch: *epoch,
                 cursor: self.cursor(*partition),
                 read_limit: self.read_limit(*partition),
-                limit,
+                limit: if by_hand { for_lanes } else { share },
+                most: for_lanes,
             })
             .collect();
         let mut batch = match lanes.as_slice() {
             [] => Batch::default(),
             lanes => self.claim_lanes(tables, lanes, now_ms, &mut result)?, // (b)
         };
-        self.row_limit.record(&batch);
+        self.row_limit.record(&batch, for_lanes);
         self.advance_cursors(&lanes, &batch);
         batch.rows = self.recognise(batch.rows);
         let left = room.saturating_sub(batch.rows.len() as u32);
@@ -407,7 +410,7 @@ impl Engine {
                 break;
             }
             let (batch, more) = tables.claim_waiting(key, *epoch, read_limit, rows)?;
-            self.row_limit.record(&batch);
+            self.row_limit.record(&batch, rows);
             bytes += batch.body_bytes();
             room = room.saturating_sub(batch.rows.len() as u32);
             let full = batch.cut || batch.rows.len() as u32 >= rows;

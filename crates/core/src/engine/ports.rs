@@ -43,7 +43,7 @@ pub trait Tables {
         dead_blocks: Blocks,
         timeout: StatementTimeout,
     ) -> Result<usize, Self::Error>;
-    /// Claims rows of leased lanes, which all have the same read limit. The batch says if the destination is paused: the
+    /// Claims rows of leased lanes, which all have the same read limit and the same `most`. The batch says if the destination is paused: the
     /// worker may not know that yet, and would consider the lanes read.
     fn claim(&self, destination: &str, lanes: &[Lane], timeout: StatementTimeout) -> Result<Batch, Self::Error>;
     /// Claims up to `limit` rows of any lane, with leasing off.

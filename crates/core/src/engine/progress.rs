@@ -12,6 +12,15 @@ pub enum Request {
     Pass,
     /// All claimable messages up to this seq. The request ends when they have ended.
     UpTo(i64),
+    /// The same, after a request of the same delivery by hand: what failed, or was down, then is left alone.
+    OnTo(i64),
+}
+
+impl Request {
+    /// Whether it goes on with what another request began.
+    pub fn goes_on(self) -> bool {
+        matches!(self, Self::OnTo(_))
+    }
 }
 
 /// Number of messages that were claimed for a request, by outcome. Messages that are neither published nor failed have

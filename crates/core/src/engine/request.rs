@@ -31,7 +31,7 @@ impl Engine {
         let all = match self.progress.request {
             None => return,
             Some(Request::Pass) => true,
-            Some(Request::UpTo(seq)) => self.has_read_up_to(seq),
+            Some(Request::UpTo(seq) | Request::OnTo(seq)) => self.has_read_up_to(seq),
         };
         if all && self.progress.until.is_none() {
             self.progress.until = Some(self.next_handle);

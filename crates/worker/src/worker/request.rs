@@ -40,9 +40,11 @@ impl<R: Runtime> Worker<R> {
         for destination in &mut self.destinations {
             destination.begin_request(request);
         }
-        self.due.begin_request();
-        self.leases_due = now;
-        self.refreshes_at_once = true; // the request must see changes made just before it
+        if !request.goes_on() {
+            self.due.begin_request();
+            self.leases_due = now;
+            self.refreshes_at_once = true; // the request must see changes made just before it
+        }
     }
 
     fn drop_task(&mut self) {

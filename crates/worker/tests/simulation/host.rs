@@ -604,11 +604,14 @@ impl Tables for Host {
                 return (Vec::new(), false, true);
             }
             let again = world.config.flaw == Some(Flaw::ClaimRepeats);
-            let mut seen = (lanes.iter())
+            let mut seen: Vec<_> = (lanes.iter())
                 .flat_map(|lane| world.tables.see(me, destination, lane, again))
                 .collect();
+            let most = lanes.iter().map(|lane| lane.most as usize).max().unwrap_or_default();
+            let has_more = seen.len() > most;
             let cut = world.cut(&mut seen);
-            (seen, cut, false)
+            seen.truncate(most);
+            (seen, cut || has_more, false)
         })?;
         if is_paused {
             return Ok(Batch {
