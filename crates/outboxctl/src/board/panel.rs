@@ -23,6 +23,8 @@ pub struct Panel {
     pub selected: usize,
     /// It receives the keys.
     pub has_focus: bool,
+    /// It is shown only if the others have room.
+    pub gives_way: bool,
     /// The selection is within a row, and the row draws it.
     pub keeps_row_style: bool,
 }
@@ -114,9 +116,12 @@ fn heights(panels: &[Panel], room: u16) -> Vec<u16> {
     let mut heights = vec![0; panels.len()];
     let mut left = room;
     // First the focused panel, which shows at least a few rows, then those with pinned rows, then in order, the minimum
-    // of each.
+    // of each, and last those that give way.
     let mut order: Vec<usize> = (0..panels.len()).collect();
-    order.sort_by_key(|i| (!panels[*i].has_focus, panels[*i].pinned == 0));
+    order.sort_by_key(|i| {
+        let panel = &panels[*i];
+        (!panel.has_focus, panel.pinned == 0, panel.gives_way)
+    });
     for i in order {
         let least = panels[i].least(room);
         let least = match panels[i].has_focus {

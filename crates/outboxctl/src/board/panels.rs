@@ -124,6 +124,7 @@ pub fn throughput(state: &BoardState, bar_lines: usize, width: usize) -> Panel {
         title: "Throughput".into(),
         remark: "per minute, 60 minutes".into(),
         head,
+        gives_way: true,
         ..Panel::default()
     }
 }
@@ -207,6 +208,7 @@ pub fn of_list(state: &BoardState, pane: Pane, width: usize) -> Panel {
     let mut panel = Panel {
         title: pane.titles().0.into(),
         has_focus: state.pane == pane,
+        gives_way: matches!(pane, Pane::Partitions | Pane::Workers),
         ..Panel::default()
     };
     let (rows, order) = match state.rows(pane) {

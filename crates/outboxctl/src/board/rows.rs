@@ -235,10 +235,10 @@ fn error(row: &ErrorGroup) -> ListRow {
     let fields = vec![
         RowField::number("ago", 0, row.last_age_s, age),
         RowField::count("count", 0, row.count),
-        RowField::number("seq", 3, row.last_seq.map(|seq| seq as f64), |seq| format!("{seq:.0}")),
+        RowField::number("seq", 0, row.last_seq.map(|seq| seq as f64), |seq| format!("{seq:.0}")),
         RowField::prose("destination", 1, 7, &row.destination),
         RowField::prose("kind", 2, 8, &row.kind).style(theme::WARNING),
-        RowField::prose("message", 0, 28, &row.message),
+        RowField::prose("message", 0, 24, &row.message),
         RowField::fact("first", format!("{} ago", age(row.first_age_s))),
     ];
     ListRow::new([&*row.destination, &*row.kind, &*row.message].join(" "), fields)

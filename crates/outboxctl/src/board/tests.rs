@@ -51,6 +51,17 @@ fn a_terminal_of_middle_width_has_two_columns() {
 }
 
 #[test]
+fn recent_errors_have_their_seq_on_each_terminal_that_is_high_enough() {
+    for width in [60, 70, 89, 90, 100, 180] {
+        let shown = frame(&state(), width, 40);
+        for part in [" Recent errors ", "ago count     seq ", " 5217027 "] {
+            assert!(shown.contains(part), "{part}, {width} columns:\n{shown}");
+        }
+    }
+    insta::assert_snapshot!("70_columns", frame(&state(), 70, 40));
+}
+
+#[test]
 fn a_wide_terminal_gives_its_width_to_errors_and_messages() {
     insta::assert_snapshot!("150_columns", frame(&state(), 150, 40));
     insta::assert_snapshot!("200_columns", frame(&state(), 200, 50));
