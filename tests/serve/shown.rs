@@ -246,6 +246,32 @@ fn the_pages_show_workers_leases_and_recent_throughput() {
 }
 
 #[test]
+fn of_a_message_that_has_ended_the_page_shows_the_attempt_that_was_sent_and_no_lease_epoch() {
+    let stage = Stage::new(&["outbox.max_attempts = 1"]);
+    stage.exec(
+        DB,
+        "create server away foreign data wrapper outbox_amqp options (exchange '', routing_key 'no-such-queue')",
+    );
+    let published = stage.publish("sent");
+    let dead: i64 = stage.query_one(DB, "select outbox_publish('T', '{}', destination => 'away')");
+    wait_published(&stage, 1);
+    wait_true(&stage, "a dead letter", "select count(*) = 1 from outbox_dead");
+    stage.exec(DB, "select outbox_pause()");
+    support::wait_paused(&stage, "default");
+    let ready = stage.publish("ready");
+    let monitor = Monitor::start(&stage, &[]);
+    for (path, epochs) in [
+        (format!("/message/{published}"), 0),
+        (format!("/message/{dead}?destination=away"), 0),
+        (format!("/message/{ready}"), 1),
+    ] {
+        let page = monitor.page(&path);
+        assert!(page.contains("<dt>attempt</dt><dd>1</dd>"), "{path}: {page}");
+        assert_eq!(page.matches("<dt>lease_epoch</dt>").count(), epochs, "{path}: {page}");
+    }
+}
+
+#[test]
 fn a_stuck_message_is_found_and_fixed_with_two_clicks() {
     if support::skip_without("a stuck message is found and fixed with two clicks", &[BROWSER]) {
         return;

@@ -122,7 +122,7 @@ pub async fn payload(context: PageContext, Path(seq): Path<i64>) -> Response {
     context.answer(answer.await)
 }
 
-/// The publication to the destination, as a worker would make it.
+/// The publication to the destination, as a worker would make it; of a message that has ended, as the last one was.
 fn publication_of(located: &LocatedMessage, event: &StoredEvent) -> Result<(Target, Publication), String> {
     if event.body_bytes > SHOWN_MAX_BYTES {
         return Err("The event is too large to be shown as it is sent.".to_owned());
@@ -140,13 +140,13 @@ fn publication_of(located: &LocatedMessage, event: &StoredEvent) -> Result<(Targ
     if let Some(kind) = located.wrapper.as_deref().and_then(Kind::of_wrapper) {
         target = described(kind, &target, &located.options(), &[]).map_err(|refused| refused.message)?;
     }
-    let row = &located.row;
+    let (row, is_over) = (&located.row, located.is_over());
     let pointer = Pointer {
         seq: row.seq,
         destination: row.destination.as_str().into(),
         partition: Partition::new(row.partition.into()).map_err(|_| "It has no partition.")?,
         key: row.key.clone(),
-        attempts: row.attempts,
+        attempts: (row.attempts - i32::from(is_over)).max(0),
         crashes: 0,
         lease_epoch: located.lease_epoch.unwrap_or_default(),
         replayed: row.replayed,
@@ -155,11 +155,21 @@ fn publication_of(located: &LocatedMessage, event: &StoredEvent) -> Result<(Targ
     };
     let nothing = (Text::default(), Template::fixed(""));
     let publication = publication(0, &pointer, event.event.clone(), &target.route(&nothing));
-    let publication = publication.map_err(|refusal| format!("It cannot be sent: {}", refusal.message))?;
+    let mut publication = publication.map_err(|refusal| format!("It cannot be sent: {}", refusal.message))?;
+    if is_over {
+        let headers = &mut publication.properties.headers;
+        headers.retain(|(name, _)| !["lease_epoch", "outbox-lease-epoch"].contains(&&**name)); // no table keeps it
+    }
     Ok((target, publication))
 }
 
 impl LocatedMessage {
+    /// Whether its last attempt is charged, and no other follows unless a person asks for it.
+    fn is_over(&self) -> bool {
+        let status = self.row.status.known();
+        status.is_some_and(|status| status.has_ended() || status == MessageStatus::Dead)
+    }
+
     fn options(&self) -> Vec<(String, String)> {
         split(self.options.as_deref().unwrap_or_default())
     }
@@ -249,7 +259,7 @@ async fn shown(context: &PageContext, session: &MonitorSession, seq: i64, to: Op
                 } }
             }
         }
-        (sent(publication))
+        (sent(publication, first.is_over()))
         (as_sql(sql(row).lines()))
     };
     let body = html! { div #message data-refresh { (shown) } };
@@ -290,7 +300,7 @@ fn retry(context: &PageContext, seq: i64, destination: &str, label: &str) -> Mar
     }
 }
 
-fn sent(publication: Result<(Target, Publication), String>) -> Markup {
+fn sent(publication: Result<(Target, Publication), String>, is_over: bool) -> Markup {
     html! {
         section.panel {
             details.plain {
@@ -312,6 +322,7 @@ fn sent(publication: Result<(Target, Publication), String>) -> Markup {
                             div { dt { "Body" } dd { (count(publication.body.len() as i64)) " bytes" } }
                         }
                         h3 { "Headers" }
+                        @if is_over { p.note { "The lease epoch is left out: it is not kept." } }
                         dl.pairs { @for (name, value) in &sent.headers { div { dt { (&**name) } dd { (value.to_string()) } } } }
                         h3 { "Body as sent" }
                         (copyable_block(&String::from_utf8_lossy(&publication.body)))
