@@ -4,6 +4,7 @@
 //! in source/stubborn.rs.
 
 mod asked;
+mod crashes;
 mod fast_path;
 mod periods;
 mod set;
