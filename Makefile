@@ -136,7 +136,7 @@ PURE_CHANCE = simulation http_order conformance outbox_core outbox_transport
 CHANCE      = differential:: capture::random:: crash::kills crash::random crash::when_a_worker_ends launcher::signals \
   standbys::a_promoted_standby_has_every scaling::shards::the_order_of_each_key scaling::failover::a_failover_a_rewind \
   partition_order::partitions_of_brokers faults::connections_that_break faults::rows_that_move faults::deleted:: \
-  operating::stop::a_fast_stop_under_load operating::stop::no_commit_of_a_worker source::many_events source::crashes
+  operating::stop::a_fast_stop_under_load operating::stop::no_commit_of_a_worker source::many_events source::crashes::
 
 bench: private ## measure speed beside what it is compared with; ROWS=drain,latency picks rows, FLAGS="--pairs 2" sizes
 	$(CARGO) build --locked --release -p outbox-bench
