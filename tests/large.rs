@@ -353,7 +353,7 @@ fn events_of_a_source_are_read_up_to_a_limit_of_bytes_however_small_the_first_on
              insert into event (body) select {BODY} from generate_series(1, 30)"
         ),
     );
-    let read = "select count(*) from unnest(outbox_internal.source_events(array(select generate_series(1, 60)::bigint), 2000000)) t
+    let read = "select count(*) from unnest(outbox_internal.source_events(array(select generate_series(1, 60)::bigint), 2000000, false)) t
                 where length(t) > 900000";
     let large: i64 = cluster.query_one(DB, read);
     assert!(
