@@ -73,6 +73,12 @@ fn a_replay_after_a_reset_sends_each_event_under_its_own_key() {
         1,
         "it was in outbox_events before the source was set, and is again"
     );
+    let keys = history(&stage, 1);
+    assert_eq!(
+        keys,
+        ["person:ann", "order:zoe", "person:ann"],
+        "not the key of the latest message"
+    );
     // The rows of the source may have changed, so what it had before is not sent again.
     stage.exec(DB, &set_source(MAPPED));
     assert_eq!(replay(&stage, 2), 0);
