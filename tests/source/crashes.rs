@@ -4,25 +4,16 @@
 use super::{MAPPED, SHOP, set_source};
 use support::chaos::rounds;
 use support::courier::{Outside, make_courier};
-use support::faults::{Faults, Message};
+use support::faults::{Faults, Message, read_messages};
 use support::load::{Load, Plan};
 use support::oracle::judge;
 use support::{Cluster, DB, Stage, arrived, process, wait_drained, wait_for, wait_true};
 
 /// The messages of the source, as the oracle of faults needs them.
 fn messages(cluster: &Cluster) -> Vec<Message> {
-    let sql = "select e.data->>'label', m.seq, m.enqueued_at, coalesce(m.published_at, clock_timestamp()), coalesce(m.key, '')
+    let sql = "select e.data->>'label', m.seq, m.enqueued_at, coalesce(m.published_at, clock_timestamp()), coalesce(m.key, ''), 0::bigint
                from outbox_messages m join shop.events e on e.position = m.seq where e.data->>'label' is not null";
-    let rows = cluster.connect(DB).query(sql, &[]).expect("the messages");
-    let message = |row: &postgres::Row| Message {
-        label: row.get(0),
-        seq: row.get(1),
-        enqueued_at: row.get(2),
-        settled_at: row.get(3),
-        lane: row.get(4),
-        refusals: 0,
-    };
-    rows.iter().map(message).collect()
+    read_messages(cluster, DB, sql, &[])
 }
 
 #[test]

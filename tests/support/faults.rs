@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::SystemTime;
 
+use postgres::types::ToSql;
+
 use crate::oracle::Verdict;
 use crate::stops::IN_FLIGHT_MAX;
 use crate::{Cluster, DB};
@@ -144,7 +146,12 @@ pub fn messages_to(cluster: &Cluster, database: &str, destination: &str) -> Vec<
                       (select count(*) from outbox_attempts_log l where l.seq = m.seq
                        and l.destination = m.destination and l.error ~ '^(nacked|unroutable)')
                from outbox_messages m where destination = $1 and payload->>'label' is not null";
-    let rows = cluster.connect(database).query(sql, &[&destination]);
+    read_messages(cluster, database, sql, &[&destination])
+}
+
+/// The messages that a query returns: label, seq, when it was enqueued and settled, lane, and refusals.
+pub fn read_messages(cluster: &Cluster, database: &str, sql: &str, params: &[&(dyn ToSql + Sync)]) -> Vec<Message> {
+    let rows = cluster.connect(database).query(sql, params);
     let message = |row: &postgres::Row| Message {
         label: row.get(0),
         seq: row.get(1),
