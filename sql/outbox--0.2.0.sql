@@ -1534,6 +1534,33 @@ comment on function outbox_internal.source_events(bigint[], bigint, boolean) is
   'The events of these seqs in the source, read as its owner, restricted: 15 texts each, in the order of source_row.'
   ' Stops after bytes_max of bodies. limited: as for a worker, whose rows may take 2 s each.';
 
+create function outbox_internal.source_event(seq bigint)
+returns text[] language c stable strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_event_wrapper';
+comment on function outbox_internal.source_event(bigint) is
+  'The event of this seq in the source as source_events() has it, read with the rights of the caller, restricted, by'
+  ' superusers as the owner. fault unreadable: the caller may not read it. Empty if no source is set.';
+
+create function outbox_internal.event_of_source(seq bigint)
+returns outbox_internal.source_row language plpgsql stable parallel unsafe set search_path = pg_catalog, pg_temp as $$
+declare
+  texts constant text[] := outbox_internal.source_event(seq);
+  event outbox_internal.source_row;
+begin
+  event := row(texts[1], texts[2], texts[3], texts[4], texts[5], texts[6], texts[7], texts[8], texts[9], texts[10],
+               texts[11], texts[12], texts[13], texts[14], texts[15]);
+  return event;
+exception when data_exception or program_limit_exceeded then
+  -- Some values are valid json, but not jsonb.
+  event := null;
+  event.seq := seq;
+  event.fault := 'failed';
+  event.error := format('%s (SQLSTATE %s)', sqlerrm, sqlstate);
+  return event;
+end
+$$;
+comment on function outbox_internal.event_of_source(bigint) is
+  'The event of this seq in the source, as source_event() has it, or its fault.';
+
 create function outbox_internal.source_matching(
   seqs bigint[], type text, aggregate_type text, aggregate_id text, created_from timestamptz, created_to timestamptz
 ) returns bigint[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_matching_wrapper';
@@ -4414,7 +4441,7 @@ comment on view outbox_internal.connections is
   ' worker lives.';
 
 create view @extschema@.outbox_messages as
-with m as (
+with m as not materialized (
   select o.seq, o.destination, o.partition, o.key,
          case when outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
                 or outbox_internal.is_taken(o.destination, o.partition, o.seq) then 'in flight'
@@ -4442,20 +4469,54 @@ select m.seq, m.seq as global_sequence, m.status,
                      else 'PENDING' end as reference_status,
        m.destination, outbox_internal.partition_label(m.partition::integer) as partition_key, m.key,
        m.attempts, m.available_at, m.enqueued_at, m.published_at, m.claim_token, m.last_error, m.replayed,
-       e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
-       e.headers, e.actor, e.correlation_id, e.created_at,
+       m.id, m.type, m.aggregate_type, m.aggregate_id, m.operation, m.payload, m.previous_payload, m.metadata,
+       m.headers, m.actor, m.correlation_id, m.created_at,
        -- the names of the same columns in other systems
-       e.id as outbox_id, e.type as event_type, e.payload as body, e.actor as "user", m.destination as transport_name,
+       m.id as outbox_id, m.type as event_type, m.payload as body, m.actor as "user", m.destination as transport_name,
        m.attempts as retry_count, m.last_error as error_message,
-       m.expires_at
--- With outbox_source_set() the events are in the user's relation, under the user's rights.
-from m left join @extschema@.outbox_events e
-  on e.seq = m.seq and not exists (select from @extschema@.outbox_source)
-     -- While there was a source, its seq meant another event.
-     and (m.ended_at is null or m.ended_at <@ (select t.current from outbox_internal.event_times t));
+       m.expires_at, m.event_error
+from (
+  select m.*, e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+         e.headers, e.actor, e.correlation_id, e.created_at, null::text as event_error
+  from m left join @extschema@.outbox_events e
+    on e.seq = m.seq
+       -- While there was a source, its seq meant another event.
+       and (m.ended_at is null or m.ended_at <@ (select t.current from outbox_internal.event_times t))
+  where not exists (select from @extschema@.outbox_source)
+  union all
+  -- Read once for a row, and only if one of these columns is asked for.
+  select m.*, case when (s.e).id ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then (s.e).id::uuid end, (s.e).type,
+         (s.e).aggregate_type, (s.e).aggregate_id, (s.e).operation, (s.e).payload, (s.e).previous_payload,
+         (s.e).metadata, (s.e).headers, (s.e).actor, (s.e).correlation_id, (s.e).created_at, (s.e).error
+  from m left join lateral (select outbox_internal.event_of_source(m.seq) as e) s
+    on m.ended_at is null or m.ended_at <@ (select t.current from outbox_internal.event_times t)
+  where exists (select from @extschema@.outbox_source)
+) m;
 comment on view @extschema@.outbox_messages is
   'Every message with its event and one status: ready, in flight, retrying, blocked, scheduled (together: pending),'
-  ' published, dead, discarded. For people and audits: filter by seq, or use LIMIT.';
+  ' published, dead, discarded. An event of a source is read with the rights of the caller; event_error says why it is not'
+  ' shown. For people and audits: filter by seq, or use LIMIT.';
+
+create function outbox_internal.event_shown(
+  of_seq bigint, out seq bigint, out id text, out type text, out aggregate_type text, out aggregate_id text,
+  out operation text, out payload jsonb, out previous_payload jsonb, out metadata jsonb, out headers jsonb,
+  out actor text, out correlation_id text, out created_at timestamptz, out body_bytes bigint, out error text
+) returns setof record language sql stable
+begin atomic
+  select e.seq, e.id::text, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload,
+         e.metadata, e.headers, e.actor, e.correlation_id, e.created_at, e.body_bytes::bigint, null::text
+  from @extschema@.outbox_events e where e.seq = of_seq and not exists (select from @extschema@.outbox_source)
+  union all
+  select of_seq, (s.e).id, (s.e).type, (s.e).aggregate_type, (s.e).aggregate_id, (s.e).operation, (s.e).payload,
+         (s.e).previous_payload, (s.e).metadata, (s.e).headers, (s.e).actor, (s.e).correlation_id, (s.e).created_at,
+         octet_length(concat((s.e).payload, (s.e).previous_payload, (s.e).metadata, (s.e).headers, (s.e).actor)),
+         (s.e).error
+  from (select outbox_internal.event_of_source(of_seq) as e offset 0) s
+  where exists (select from @extschema@.outbox_source);
+end;
+comment on function outbox_internal.event_shown(bigint) is
+  'The event of this seq, for people: of outbox_events, or of the source, read with the rights of the caller. error: why'
+  ' it is not shown.';
 
 create view outbox_internal.first_pending as
 with recursive lane as ( -- one index lookup for each lane, whatever its length
@@ -6544,6 +6605,9 @@ grant execute on function
 grant usage on foreign data wrapper outbox_amqp to outbox_admin;
 grant usage on foreign data wrapper outbox_http to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads
+-- With the rights of the caller on the source.
+grant execute on function outbox_internal.event_of_source, outbox_internal.source_event, outbox_internal.event_shown
+  to outbox_admin;
 
 grant execute on function @extschema@.outbox_inbox_receive(text, text) to outbox_consumer;
 

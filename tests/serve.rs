@@ -6,7 +6,7 @@ mod access;
 mod databases;
 mod limits;
 mod metrics;
-mod monitor;
+pub mod monitor;
 mod shown;
 mod waits;
 

@@ -8,6 +8,7 @@ mod crashes;
 mod fast_path;
 mod periods;
 mod set;
+mod shown;
 mod stubborn;
 mod trouble;
 

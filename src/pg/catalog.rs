@@ -338,6 +338,16 @@ pub fn has_rights_of(member: u32, role: u32) -> bool {
     unsafe { pg_sys::has_privs_of_role(member.into(), role.into()) }
 }
 
+/// Whether the role may read or write files of the server, or run programs there.
+pub fn may_leave_the_database(role: u32) -> bool {
+    let predefined = [
+        pg_sys::ROLE_PG_READ_SERVER_FILES,
+        pg_sys::ROLE_PG_WRITE_SERVER_FILES,
+        pg_sys::ROLE_PG_EXECUTE_SERVER_PROGRAM,
+    ];
+    predefined.into_iter().any(|to| has_rights_of(role, to))
+}
+
 pub fn is_superuser(role: u32) -> bool {
     // SAFETY: inside a transaction.
     unsafe { pg_sys::superuser_arg(role.into()) }

@@ -10,7 +10,7 @@ use crate::pg::clock::{now_us, since_1970, unix_seconds};
 use crate::pg::lane_scan::{self, OutboxLanes};
 use crate::pg::trigger::Operation;
 use crate::pg::when::WhenCall;
-use crate::pg::{latch, signals, table, trigger, txn};
+use crate::pg::{latch, security, signals, table, trigger, txn};
 use crate::session::checks::{
     check_enqueue, check_event, check_times, missing_seq, partition_of_label, routing_template, usable,
 };
@@ -189,6 +189,13 @@ fn outbox_source_events(
     let bytes_max = usize::try_from(bytes_max).unwrap_or(0);
     let events = query_source(fcinfo, |source| source.events(&seqs.0, bytes_max, limited));
     events.into_iter().map(|text| text.map(SqlText::from)).collect()
+}
+
+#[pg_extern(sql = false)]
+fn outbox_source_event(seq: i64, fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<SqlText>> {
+    let caller = security::current_user();
+    let event = query_source(fcinfo, |source| Ok(source.event_for(seq, caller)));
+    event.into_iter().map(|text| text.map(SqlText::from)).collect()
 }
 
 #[pg_extern(sql = false)]

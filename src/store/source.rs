@@ -96,6 +96,8 @@ pub type Mapping = Vec<Option<String>>;
 enum Reader {
     Worker,
     Session,
+    /// As a session, with the rights of this role instead of the owner's.
+    Caller(u32),
 }
 
 /// What was read, by seq; what failed, with the reason; and all seqs that were read successfully, with a row or without.
@@ -390,9 +392,13 @@ impl Source {
                     txn::limit_statements(READ_MS);
                     &[PATIENT][..]
                 }
-                Reader::Session => &[],
+                Reader::Session | Reader::Caller(_) => &[],
             };
-            txn::attempt(|| self.as_owner(settings, || read(piece, before, rows)))
+            let role = match reader {
+                Reader::Caller(role) => Some(role),
+                Reader::Worker | Reader::Session => None,
+            };
+            txn::attempt(|| self.as_role(role, settings, || read(piece, before, rows)))
         };
         let (mut done, mut is_readable) = (Pieces::default(), false);
         let mut pieces: Vec<&[i64]> = match seqs {
@@ -417,7 +423,7 @@ impl Source {
             let Err(reason) = ended else { continue };
             let must_end = match reader {
                 Reader::Worker => signals::is_shutdown_requested(),
-                Reader::Session => reason.ends_with(CANCELED),
+                Reader::Session | Reader::Caller(_) => reason.ends_with(CANCELED),
             };
             if piece.is_empty() || must_end {
                 return Err(reason);
@@ -440,6 +446,16 @@ impl Source {
     }
 
     fn as_owner<T>(&self, settings: &[Setting], body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+        self.as_role(None, settings, body)
+    }
+
+    /// Runs user code as a role; None = the owner.
+    fn as_role<T>(
+        &self,
+        role: Option<u32>,
+        settings: &[Setting],
+        body: impl FnOnce() -> Result<T, String>,
+    ) -> Result<T, String> {
         let settings: Vec<_> = [TEXTS, &SETTINGS, settings].concat();
         let read = || {
             // Checked each time: by now another role may own a relation with that name, without these expressions.
@@ -448,7 +464,7 @@ impl Source {
                     Err("it belongs to another role than when it was set (SQLSTATE 42501)".into())
                 }
                 Some(owner) if catalog::is_superuser(owner) => Err("its owner is a superuser (SQLSTATE 42501)".into()),
-                Some(owner) => security::run_restricted_as(owner, body),
+                Some(owner) => security::run_restricted_as(role.unwrap_or(owner), body),
                 None => Err("it does not exist (SQLSTATE 42P01)".into()),
             }
         };

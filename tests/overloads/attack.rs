@@ -103,6 +103,9 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
         ("message_rows", &[("of_seq", "1")]),
         ("obstacles", &[("messages", "'[]'")]),
         ("restore_function", &[("name", "'outbox_retry'")]),
+        // These are called only with a source.
+        ("source_event", &[("seq", "1")]),
+        ("event_of_source", &[("seq", "1")]),
     ] {
         call(&cluster, &format!("outbox_internal.{name}"), given);
     }
@@ -118,7 +121,7 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
     // `refuse_virtual` on Postgres 18. `remove_initial_privileges` is for the scripts of the extension.
     let beside =
         "{refuse_virtual,outbox_amqp_validator,outbox_http_validator,outbox_partition_label,outbox_trim_inbox,attach_name,claim,
-                   claim_unleased,has_ended,lease_is_live,locate,partition_label,
+                   claim_unleased,has_ended,lease_is_live,locate,event_shown,partition_label,
                    remove_initial_privileges,crash_weight}";
     call(
         &cluster,

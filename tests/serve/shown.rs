@@ -853,3 +853,36 @@ fn serve_ends_on_a_signal_while_a_page_is_open() {
     }
     assert_eq!(monitor.terminate(), Some(0));
 }
+
+#[test]
+fn the_page_shows_and_finds_the_events_of_a_source() {
+    let cluster = quiet_cluster();
+    let id = "00000000-0000-0000-0000-000000000002";
+    cluster.exec(
+        DB,
+        &format!(
+            "create role shop; create schema shop authorization shop; set role shop;
+             create table shop.events (n bigint primary key, what text, of text, at timestamptz default now(), data json);
+             insert into shop.events values (1, 'Written', 'a', default, '{{\"n\": 1}}'), (2, 'Read', 'b', default, '{{\"n\": 2}}');
+             reset role;
+             insert into outbox_events (seq, id, type, payload) values (2, '{id}', 'Old', '{{}}');
+             select outbox_source_set('shop.events', seq => 'n', type => 'what', created_at => 'at', aggregate_type => '''o''',
+                                      aggregate_id => 'of', payload => 'data');
+             select outbox_enqueue_many('{{1,2}}')"
+        ),
+    );
+    let monitor = Monitor::start(&cluster, &[]);
+    let page = monitor.page("/message/2");
+    assert!(page.contains("permission denied for schema shop"), "{page}");
+    cluster.exec(
+        DB,
+        "grant usage on schema shop to outbox_admin; grant select on shop.events to outbox_admin",
+    );
+    let page = monitor.page("/message/2");
+    assert!(page.contains("Read") && !page.contains("Old"), "{page}");
+    assert!(monitor.get("/message/2/payload").body.contains("\"n\""));
+    assert_eq!(listed(&monitor, "pending", "agg:o:b"), [2]);
+    assert_eq!(listed(&monitor, "pending", "type:Written"), [1]);
+    let found = monitor.page(&format!("/messages?tab=pending&q=id%3A{id}"));
+    assert!(found.contains("cannot find an event of a source by its id"), "{found}");
+}

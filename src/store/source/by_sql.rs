@@ -6,7 +6,8 @@
 use super::{AGGREGATE, CANCELED, CREATED_AT, PartKind, Pieces, Reader, SEQ, Source, TYPE};
 use crate::error::{self, UserError};
 use crate::pg::spi::{Spi, SpiResult};
-use crate::pg::txn;
+use crate::pg::{catalog, txn};
+use outbox_core::engine::Events;
 use outbox_core::event::COLUMNS;
 use outbox_core::message::Outcome;
 use pgrx::PgSqlErrorCode;
@@ -36,27 +37,32 @@ impl Source {
             false => read(Reader::Session),
         };
         let events = events.map_err(|why| self.canceled_or_unreadable(&why))?;
-        let mut texts = Vec::with_capacity(events.len() * TEXTS);
-        for (seq, event) in events {
-            texts.push(Some(seq.to_string()));
-            match event {
-                Ok(event) => {
-                    texts.extend([None, None]);
-                    texts.extend(event.texts().map(|text| text.map(str::to_owned)));
-                    texts.push(Some(event.created_at));
-                }
-                Err(outcome) => {
-                    let (fault, why) = match outcome {
-                        Outcome::Unsendable { reason } => ("missing", reason),
-                        Outcome::Failed { reason } => ("failed", reason),
-                        other => ("failed", format!("{other:?}")),
-                    };
-                    texts.extend([Some(fault.to_owned()), Some(why)]);
-                    texts.extend(std::iter::repeat_n(None, TEXTS - 3));
-                }
+        Ok(texts_of(events))
+    }
+
+    /// The event of this seq as [`events`](Self::events) has it, read with the rights of `caller`: a view that shows it must not
+    /// show more than the table would. Superusers read as the owner, because its expressions could do anything as them. What
+    /// `caller` may not read is unreadable, with the reason.
+    pub fn event_for(&self, seq: i64, caller: u32) -> Vec<Option<String>> {
+        let refused = |why: String| {
+            let fault = [Some(seq.to_string()), Some("unreadable".to_owned()), Some(why)];
+            fault.into_iter().chain(std::iter::repeat_n(None, TEXTS - 3)).collect()
+        };
+        let reader = match caller {
+            _ if catalog::is_superuser(caller) => Reader::Session,
+            _ if catalog::may_leave_the_database(caller) => {
+                return refused(format!(
+                    "the expressions of {} run as the reader, and a role with rights on the files or programs of the server must not run them",
+                    self.relation
+                ));
             }
+            _ => Reader::Caller(caller),
+        };
+        match self.read_events(&[seq], usize::MAX, reader) {
+            Ok(events) => texts_of(events),
+            Err(why) if why.ends_with(CANCELED) => self.canceled_or_unreadable(&why).raise(),
+            Err(why) => refused(why),
         }
-        Ok(texts)
     }
 
     /// Those of these seqs whose event meets the criteria. One that cannot be read, or whose seq has two rows, meets none;
@@ -129,4 +135,29 @@ impl Source {
             "Ask for less at once, or raise statement_timeout.",
         )
     }
+}
+
+/// Events as [`Source::events`] returns them.
+fn texts_of(events: Events) -> Vec<Option<String>> {
+    let mut texts = Vec::with_capacity(events.len() * TEXTS);
+    for (seq, event) in events {
+        texts.push(Some(seq.to_string()));
+        match event {
+            Ok(event) => {
+                texts.extend([None, None]);
+                texts.extend(event.texts().map(|text| text.map(str::to_owned)));
+                texts.push(Some(event.created_at));
+            }
+            Err(outcome) => {
+                let (fault, why) = match outcome {
+                    Outcome::Unsendable { reason } => ("missing", reason),
+                    Outcome::Failed { reason } => ("failed", reason),
+                    other => ("failed", format!("{other:?}")),
+                };
+                texts.extend([Some(fault.to_owned()), Some(why)]);
+                texts.extend(std::iter::repeat_n(None, TEXTS - 3));
+            }
+        }
+    }
+    texts
 }

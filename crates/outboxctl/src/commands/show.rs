@@ -3,7 +3,8 @@
 use super::CommandContext;
 use crate::connect::Session;
 use crate::failure::{Code, Failure};
-use crate::messages::page::events_are_readable;
+use crate::messages::filter::Events;
+use crate::messages::page::events_of;
 use crate::output;
 use crate::queries::IN_ORDER;
 use crate::queries::detail::{self, Fact, MessageDetail};
@@ -46,7 +47,7 @@ pub async fn run(context: &CommandContext, args: &ShowArgs) -> Result<ExitCode, 
             "Its transaction was rolled back or is not committed yet, or outbox.retention removed it from the history.",
         ));
     }
-    let is_readable = events_are_readable(&session).await?;
+    let is_readable = events_of(&session).await? != Events::Unread;
     if context.json {
         let event = if is_readable { event(&session, seq).await? } else { None };
         context.print_json(&MessageDocument { seq, event, messages })?;
@@ -61,8 +62,7 @@ pub async fn run(context: &CommandContext, args: &ShowArgs) -> Result<ExitCode, 
     let event = match is_readable {
         true => detail::event_facts(&session, seq, i32::MAX).await?,
         false => {
-            let why =
-                "The event is not shown: that requires SELECT on outbox_events (outbox_admin), and no custom source.";
+            let why = "The event is not shown: that requires SELECT on outbox_events (outbox_admin).";
             vec![(String::new(), why.into())]
         }
     };
@@ -75,7 +75,7 @@ pub async fn run(context: &CommandContext, args: &ShowArgs) -> Result<ExitCode, 
 async fn event(session: &Session, seq: i64) -> Result<Option<Box<RawValue>>, Failure> {
     let columns = COLUMNS.map(|column| format!("e.{}", column.name)).join(", ");
     let sql = format!(
-        "select row_to_json(x)::text from (select {columns}, e.created_at from @extschema@.outbox_events e where e.seq = $1) x"
+        "select row_to_json(x)::text from (select {columns}, e.created_at, e.error from outbox_internal.event_shown($1) e) x"
     );
     let row = session
         .until_done(session.client.query_opt(&session.qualified(&sql), &[&seq]))

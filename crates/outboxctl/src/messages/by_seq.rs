@@ -1,7 +1,7 @@
 //! Pages of messages of any status in order of seq. A page is full if enough messages match. So with a filter that few
 //! messages match, the query searches all of them.
 
-use super::filter::Filter;
+use super::filter::{Events, Filter};
 use super::page::{self, Candidates, FetchOnce, MessageRow, PageOrder, Position, RowSource, events_for};
 use super::sql::Sql;
 use crate::queries::message::MessageTable;
@@ -77,7 +77,7 @@ impl BySeq {
         table.statuses().filter(is_wanted).collect()
     }
 
-    async fn found<S: FetchOnce>(&self, session: &S, rows: &Sql, events: bool) -> Result<Vec<MessageRow>, S::Error> {
+    async fn found<S: FetchOnce>(&self, session: &S, rows: &Sql, events: Events) -> Result<Vec<MessageRow>, S::Error> {
         let candidates = Candidates::all(rows);
         let statement = self
             .position(&[])
@@ -94,7 +94,7 @@ impl BySeq {
     }
 
     /// The messages that have not ended, and the dead letters.
-    fn current(&self, events: bool) -> Sql {
+    fn current(&self, events: Events) -> Sql {
         let after: Vec<String> = self.after.iter().map(i64::to_string).collect();
         let position = self.position(&after);
         let limit = self.limit();
@@ -107,6 +107,7 @@ impl BySeq {
             let mut source = RowSource::new(MessageTable::Outbox);
             let lanes = self.filter.of_lane(|column| format!("l.{column}"));
             parts.push(match (self.is_along_an_index(), self.filter.asks_for_events()) {
+                (true, true) if events == Events::InSource => plain(MessageTable::Outbox),
                 (true, false) => {
                     position.rows_of_lanes(&source, &lanes, &self.conditions(&source, events), limit)
                 }
@@ -137,7 +138,7 @@ impl BySeq {
         rows
     }
 
-    fn conditions(&self, source: &RowSource, events: bool) -> Sql {
+    fn conditions(&self, source: &RowSource, events: Events) -> Sql {
         let mut sql = self.conditions_on_messages(source);
         sql.append(&self.filter.of_event(|column| source.name(column), events));
         sql
@@ -158,15 +159,15 @@ impl BySeq {
     }
 
     /// The messages that have ended. They are read by ranges of seq from the start of the page until it is full.
-    async fn history<S: FetchOnce>(&self, session: &S, events: bool) -> Result<Vec<MessageRow>, S::Error> {
+    async fn history<S: FetchOnce>(&self, session: &S, events: Events) -> Result<Vec<MessageRow>, S::Error> {
         #[derive(Deserialize)]
         struct SeqRange {
             lowest: i64,
             highest: i64,
         }
         let mut seqs = SeqRange { lowest: 1, highest: 0 };
-        // Without events the range of the seqs is unknown, so all of the history is read as one range.
-        if events {
+        // Else the range of the seqs is unknown, so all of the history is read as one range.
+        if events == Events::Stored {
             let sql = "select coalesce(min(seq), 1) as lowest, coalesce(max(seq), 0) as highest from @extschema@.outbox_events";
             seqs = session.fetch_once(&Sql::new(sql)).await?.pop().unwrap_or(seqs);
         }
@@ -288,7 +289,13 @@ mod tests {
 
     #[test]
     fn a_selective_filter_is_not_read_lane_by_lane() {
-        let by_lane = |args: &[&str]| request(args).current(true).to_run().0.contains("cross join lateral");
+        let by_lane = |args: &[&str]| {
+            request(args)
+                .current(Events::Stored)
+                .to_run()
+                .0
+                .contains("cross join lateral")
+        };
         assert!(by_lane(&[]) && by_lane(&["--status", "ready", "--destination", "d", "--partition", "p01"]));
         for few in [["--status", "in-flight"], ["--key", "k"], ["--since", "1m"]] {
             assert!(!by_lane(&few), "{few:?}");

@@ -4,6 +4,26 @@ use super::sql::{Sql, containing};
 use clap::Args;
 use outbox_core::partition::Partition;
 
+/// Where this role reads events.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Events {
+    /// It may not read them.
+    Unread,
+    Stored,
+    /// One by one, with the rights of the role there.
+    InSource,
+}
+
+impl Events {
+    /// The event with this seq, as a table expression `name` and its condition.
+    pub fn with_seq(self, name: &str, seq: &str) -> String {
+        match self {
+            Self::Unread | Self::Stored => format!("@extschema@.outbox_events {name} where {name}.seq = {seq}"),
+            Self::InSource => format!("outbox_internal.event_shown({seq}) {name} where {name}.error is null"),
+        }
+    }
+}
+
 /// The criteria that a message must match. Texts are compared exactly.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 pub struct Filter {
@@ -83,12 +103,11 @@ impl Filter {
     }
 
     /// The conditions on the events of messages, with one index lookup for each message. Without `offset 0` the planner
-    /// may scan all events for those of a type. `name` maps a column of messages to its name in the statement;
-    /// `reads_events` is whether the role can read events.
-    pub fn of_event(&self, name: impl Fn(&str) -> String, reads_events: bool) -> Sql {
+    /// may scan all events for those of a type. `name` maps a column of messages to its name in the statement.
+    pub fn of_event(&self, name: impl Fn(&str) -> String, events: Events) -> Sql {
         let mut sql = Sql::default();
         let seq = name("seq");
-        let event = format!("exists (select from @extschema@.outbox_events e where e.seq = {seq}");
+        let event = format!("exists (select from {}", events.with_seq("e", &seq));
         let of_event = self.on_events();
         if !of_event.is_empty() {
             sql.push(&format!("\n  and {event}"))
@@ -100,7 +119,7 @@ impl Filter {
             sql.push(&format!("\n  and ({} = ", name("key"))).value(word, "text");
             sql.push(&format!(" or {} ilike ", name("last_error")));
             sql.value(containing(word), "text");
-            if reads_events {
+            if events != Events::Unread {
                 sql.push(&format!(" or {event} and ")).value(word, "text");
                 sql.push(&format!(" in ({COLUMNS}) offset 0)"));
             }

@@ -2,7 +2,7 @@
 //! order, until the page is full, and adds their events. Each row has a cursor; the next page begins after the cursor
 //! of the last row.
 
-use super::filter::Filter;
+use super::filter::{Events, Filter};
 use super::sql::Sql;
 use crate::failure::{Code, Failure};
 use crate::queries::message::MessageTable;
@@ -170,17 +170,20 @@ impl Position<'_> {
 
     /// The statement for a page: the first `most` of the candidates `c` that match the filter. Rows that tie with the
     /// last one in the order are added.
-    pub fn statement(&self, candidates: &Candidates, filter: &Sql, most: usize, events: bool) -> Sql {
+    pub fn statement(&self, candidates: &Candidates, filter: &Sql, most: usize, events: Events) -> Sql {
         let (order, cursor) = (self.order.list("c."), self.order.cursor());
         let (columns, join) = match events {
-            true => (
-                "e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation",
-                // One index lookup for each row: a planner that expects more rows would read all events.
-                "\n  left join lateral (select * from @extschema@.outbox_events x where x.seq = c.seq offset 0) e on true",
-            ),
-            false => (
+            Events::Unread => (
                 "null::uuid as id, null as type, null as aggregate_type, null as aggregate_id, null as operation",
-                "",
+                String::new(),
+            ),
+            // One index lookup for each row: a planner that expects more rows would read all events.
+            events => (
+                "e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation",
+                format!(
+                    "\n  left join lateral (select * from {} offset 0) e on true",
+                    events.with_seq("x", "c.seq")
+                ),
             ),
         };
         let mut sql = Sql::new("with ");
@@ -256,23 +259,40 @@ impl Candidates {
     }
 }
 
-/// Whether this role may read events and no custom source is set.
-pub async fn events_are_readable<S: FetchOnce>(session: &S) -> Result<bool, S::Error> {
+pub async fn events_of<S: FetchOnce>(session: &S) -> Result<Events, S::Error> {
     #[derive(Deserialize)]
-    struct EventsReadable {
+    struct Readable {
         readable: bool,
+        in_source: bool,
     }
-    let sql = "select has_table_privilege('@extschema@.outbox_events', 'select') and not exists (select from @extschema@.outbox_source) as readable";
-    let answer: Vec<EventsReadable> = session.fetch_once(&Sql::new(sql)).await?;
-    Ok(answer.first().is_some_and(|answer| answer.readable))
+    let sql = "select has_table_privilege('@extschema@.outbox_events', 'select') as readable,
+                      exists (select from @extschema@.outbox_source) as in_source";
+    let answer: Vec<Readable> = session.fetch_once(&Sql::new(sql)).await?;
+    Ok(match answer.first() {
+        Some(Readable {
+            readable: true,
+            in_source: true,
+        }) => Events::InSource,
+        Some(Readable { readable: true, .. }) => Events::Stored,
+        _ => Events::Unread,
+    })
 }
 
-/// Whether events can be read. It is an error if they cannot and the filter has criteria for events.
-pub async fn events_for<S: FetchOnce>(session: &S, filter: &Filter) -> Result<bool, S::Error> {
-    let events = events_are_readable(session).await?;
-    if filter.asks_for_events() && !events {
+/// Where events are read. It is an error if they cannot be and the filter has criteria for events.
+pub async fn events_for<S: FetchOnce>(session: &S, filter: &Filter) -> Result<Events, S::Error> {
+    let events = events_of(session).await?;
+    if events == Events::InSource && filter.id.is_some() {
+        return Err(
+            Failure::new(Code::Refused, "cannot find an event of a source by its id")
+                .hint("Filter by seq: SELECT the seq of the event from the source.")
+                .into(),
+        );
+    }
+    if filter.asks_for_events() && events == Events::Unread {
         return Err(Failure::new(Code::Refused, "cannot filter messages by their events")
-            .hint("This requires SELECT on outbox_events (outbox_admin), and no custom source. Filter by key, destination, error, time or seq.")
+            .hint(
+                "This requires SELECT on outbox_events (outbox_admin). Filter by key, destination, error, time or seq.",
+            )
             .into());
     }
     Ok(events)

@@ -2,7 +2,7 @@
 //! or its time, so a page costs the same with five million messages as with five. A search may end before the page is
 //! full; it reports how far it came, and the next page continues from there.
 
-use super::filter::Filter;
+use super::filter::{Events, Filter};
 use super::page::{self, Candidates, FetchOnce, MessageRow, PageOrder, Position, RowSource, events_for};
 use super::sql::Sql;
 use crate::format::duration;
@@ -128,7 +128,7 @@ fn candidates(
     tab: MessageStatus,
     filter: &Filter,
     position: Position<'_>,
-    reads_events: bool,
+    events: Events,
 ) -> (Candidates, Sql) {
     let since = if tab == MessageStatus::Dead {
         "ended_at"
@@ -170,7 +170,7 @@ fn candidates(
     if tab == MessageStatus::InFlight {
         candidates.horizon = "null::text[]".into(); // they are among the first of their lane
     }
-    filters.append(&filter.of_event(|column| format!("c.{column}"), reads_events));
+    filters.append(&filter.of_event(|column| format!("c.{column}"), events));
     (candidates, filters)
 }
 
@@ -181,7 +181,7 @@ async fn history<S: FetchOnce>(
     tab: MessageStatus,
     filter: &Filter,
     after: &[String],
-    events: bool,
+    events: Events,
 ) -> Result<Page, S::Error> {
     let started = Instant::now();
     let begin = match after.first() {
@@ -333,9 +333,9 @@ mod tests {
                     ended(tab, &filter, position, &window("now", None, Some(1))),
                     Sql::default(),
                 ),
-                _ => candidates(7, tab, &filter, position, true),
+                _ => candidates(7, tab, &filter, position, Events::Stored),
             };
-            let (text, values) = position.statement(&candidates, &filters, 1, true).to_run();
+            let (text, values) = position.statement(&candidates, &filters, 1, Events::Stored).to_run();
             assert!(!text.contains('%') && !text.contains("drop"), "{text}");
             assert!(values.iter().any(|value| value == r"%50\%%"), "{values:?}");
         }

@@ -121,8 +121,8 @@ static EVENT_TEXTS: LazyLock<String> = LazyLock::new(|| {
         _ => format!("left(e.{name}::text, $2::integer) as {name}"),
     });
     format!(
-        "select {}, date_trunc('second', e.created_at)::text as created
-         from @extschema@.outbox_events e where e.seq = $1 and not exists (select from @extschema@.outbox_source)",
+        "select {}, date_trunc('second', e.created_at)::text as created, e.error as \"not shown\"
+         from outbox_internal.event_shown($1) e",
         columns.join(", ")
     )
 });
@@ -130,7 +130,7 @@ static EVENT_TEXTS: LazyLock<String> = LazyLock::new(|| {
 pub async fn event_facts<S: Fetch + Sync>(session: &S, seq: i64, most: i32) -> Result<Vec<Fact>, S::Error> {
     let mut events: Vec<Map<String, Value>> = session.fetch(&EVENT_TEXTS, &[&seq, &most]).await?;
     let Some(event) = events.pop() else {
-        let gone = "is not in outbox_events: it was removed, or the source is another table";
+        let gone = "is not in outbox_events: it was removed";
         return Ok(vec![("event".into(), gone.into())]);
     };
     let text = |(name, text): (String, Value)| Some((name.replace('_', " "), text.as_str()?.to_owned()));

@@ -110,7 +110,7 @@ impl StoredMessageRow {
     }
 }
 
-/// An event of outbox_events. The texts of its JSON are unchanged, except that long ones are cut.
+/// An event as it is stored, here or in the source. The texts of its JSON are unchanged, except that long ones are cut.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(from = "StoredEventRow")]
 pub struct StoredEvent {
@@ -118,6 +118,8 @@ pub struct StoredEvent {
     /// The length in bytes of the whole payload as text, before it is cut.
     pub payload_bytes: i64,
     pub body_bytes: i64,
+    /// Why the event is not shown.
+    pub error: Option<String>,
 }
 
 /// A row of [`EVENT`]. `texts` has the columns of the event and then created_at.
@@ -128,6 +130,7 @@ struct StoredEventRow {
     created_at_s: i64,
     payload_bytes: i64,
     body_bytes: i64,
+    error: Option<String>,
 }
 
 impl From<StoredEventRow> for StoredEvent {
@@ -138,6 +141,7 @@ impl From<StoredEventRow> for StoredEvent {
             event,
             payload_bytes: row.payload_bytes,
             body_bytes: row.body_bytes,
+            error: row.error,
         }
     }
 }
@@ -156,8 +160,7 @@ impl EventRow for EventColumns {
     }
 }
 
-/// The query for the [`StoredEvent`] of message `$1`; its JSON texts are cut after `$2` characters. It returns no row
-/// if a custom source is set, because the events are then in another table, and outbox_events has unrelated rows.
+/// The query for the [`StoredEvent`] of message `$1`; its JSON texts are cut after `$2` characters.
 pub static EVENT: LazyLock<String> = LazyLock::new(|| {
     let texts = COLUMNS.map(|column| match column.kind {
         ColumnKind::Json => format!("left({}::text, $2::integer)", column.name),
@@ -166,9 +169,9 @@ pub static EVENT: LazyLock<String> = LazyLock::new(|| {
     format!(
         "select seq, array[{},
                   to_char(created_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')] as texts,
-                floor(extract(epoch from created_at))::bigint as created_at_s,
-                octet_length(payload::text) as payload_bytes, body_bytes
-         from @extschema@.outbox_events where seq = $1 and not exists (select from @extschema@.outbox_source)",
+                coalesce(floor(extract(epoch from created_at)), 0)::bigint as created_at_s,
+                coalesce(octet_length(payload::text), 0) as payload_bytes, body_bytes, error
+         from outbox_internal.event_shown($1)",
         texts.join(", ")
     )
 });

@@ -66,7 +66,7 @@ static LOCATED: LazyLock<String> = LazyLock::new(|| {
 });
 
 const PAYLOAD: &str = "
-    select payload::text as payload from @extschema@.outbox_events where seq = $1 and not exists (select from @extschema@.outbox_source)";
+    select payload::text as payload from outbox_internal.event_shown($1) where error is null";
 
 fn no_message(seq: i64) -> Failure {
     Failure::new(Code::Usage, format!("no message {seq} waits or is kept"))
@@ -79,7 +79,8 @@ pub async fn seq_of(session: &MonitorSession, id: &str) -> Result<Option<i64>, F
     if !session.reads_events {
         return Ok(None);
     }
-    let sql = "select e.seq from @extschema@.outbox_events e where e.id = $1::text::uuid";
+    let sql = "select e.seq from @extschema@.outbox_events e where e.id = $1::text::uuid
+               and not exists (select from @extschema@.outbox_source)";
     let found: Vec<Value> = session.fetch(sql, &[&id]).await?;
     Ok(found.first().and_then(|event| event["seq"].as_i64()))
 }
@@ -188,8 +189,8 @@ async fn shown(context: &PageContext, session: &MonitorSession, seq: i64, to: Op
         .await?;
     let reasons = why::of(session, row).await?;
     let publication = match &event {
-        None => Err("The event cannot be read here.".to_owned()),
-        Some(event) => publication_of(first, event),
+        Some(event) if event.error.is_none() => publication_of(first, event),
+        _ => Err("The event cannot be read here.".to_owned()),
     };
     let (title, may_act, now_s) = (format!("Message {seq}"), context.viewer.may_act, context.now_s());
     let verbs = row
@@ -226,7 +227,8 @@ async fn shown(context: &PageContext, session: &MonitorSession, seq: i64, to: Op
             h2 { "Event" }
             @match &event {
                 None if !session.reads_events => { p.empty { "The login of this monitor may not read events: GRANT outbox_admin to it." } }
-                None => { p.empty { "outbox_events does not have it: it was removed, or events are in another table." } }
+                None => { p.empty { "outbox_events does not have it: it was removed." } }
+                Some(StoredEvent { error: Some(why), .. }) => { p.empty { "It is not shown: " (why) "." } }
                 Some(event) => { (event_content(seq, event, now_s)) }
             }
         }
