@@ -1,7 +1,7 @@
-//! Compares the direct write paths with SQL statements. The usual publish must write the row that the statements write,
-//! or fail with the same error: random changes of the two tables × random events. A claim must bring the same messages. The
-//! settle of published messages must write the same history, whatever a user has added to its tables. The JSON that a
-//! worker reads must equal the result of the cast. On a real Postgres.
+//! Compares the direct write paths with SQL statements. The usual publish and the usual enqueue must write the row that
+//! the statements write, or fail with the same error: random changes of the two tables × random events. A claim must
+//! bring the same messages. The settle of published messages must write the same history, whatever a user has added to
+//! its tables. The JSON that a worker reads must equal the result of the cast. On a real Postgres.
 
 use postgres::{Client, NoTls, Transaction};
 use serde_json::Value;
@@ -98,6 +98,9 @@ const SETUP: &str = "
     create server audit foreign data wrapper outbox_amqp options (url 'amqp://localhost');
     create extension amcheck";
 
+/// The seq of an event that is stored and not yet enqueued.
+const STORED: i64 = 1_000_000;
+
 struct Random(Dice);
 
 impl Random {
@@ -176,6 +179,14 @@ impl Random {
                {metadata}, {headers}, {actor}, {correlation_id}, expires_at => {expires_at})"
         )
     }
+
+    /// Of an event that is stored.
+    fn enqueue(&mut self) -> String {
+        let key = self.mostly(&["null", "'a'", "'ä b'", "repeat('k', 255)"], &["repeat('k', 256)"]);
+        let destination = self.mostly(&["null", "'default'", "'audit'"], &["'nowhere'"]);
+        let expires_at = self.one(&["null", "null", "'2999-01-01Z'"]);
+        format!("select outbox_enqueue({STORED}, {key}, {destination}, expires_at => {expires_at})")
+    }
 }
 
 /// The error in all fields that a program can act on, or the rows without their id.
@@ -235,6 +246,9 @@ fn compare_both_paths(mut random: Random) {
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "nowhere", &conf);
     cluster.exec(DB, SETUP);
     cluster.exec(DB, "create publication inserts for all tables");
+    let store = "insert into outbox_events (seq, id, type, payload, aggregate_type, aggregate_id)
+                 values ($1, gen_random_uuid(), 'T', '{\"a\": 1}', 'a', 'b')";
+    cluster.connect(DB).execute(store, &[&STORED]).expect("store an event");
     decoding::make_slot(&mut cluster.connect(DB), "s");
     let (notice_sender, notices) = mpsc::channel();
     let mut client = session(&cluster.conn_string(DB), notice_sender);
@@ -251,7 +265,10 @@ fn compare_both_paths(mut random: Random) {
                 changes.push(change);
             }
         }
-        let publish = random.publish();
+        let publish = match random.below(3) {
+            0 => random.enqueue(),
+            _ => random.publish(),
+        };
         notices.try_iter().for_each(drop);
         round.run("set local client_min_messages = log");
         let first = outcome(&mut round, &publish, 1_000 * (number as i64 + 1));

@@ -239,8 +239,7 @@ fn a_session_that_needs_statements_plans_them_once() {
     );
     let mut client = cluster.connect(DB);
     client.run("create extension pg_stat_statements; select pg_stat_statements_reset()");
-    let no_usual_table = "alter table outbox_events add check (seq > 0)";
-    client.run(no_usual_table);
+    client.run("alter table outbox_events add check (seq > 0); alter table outbox add check (seq > 0)");
     cluster.draw_seqs(1_000_020);
     for call in 0..20 {
         publish(&mut client);
@@ -439,6 +438,40 @@ fn a_direct_publish_is_refused_where_a_statement_is() {
     assert!(message(&again).contains("an event with id"), "{again}");
     let enqueued: i64 = cluster.query_one(DB, "select count(*) from outbox");
     assert_eq!(enqueued, 1);
+}
+
+#[test]
+fn an_enqueue_waits_for_a_transaction_that_enqueues_the_same_seq() {
+    let cluster = cluster();
+    cluster.draw_seqs(10);
+    let waits =
+        |pid: i32| format!("select exists (select from pg_stat_activity where {pid} = any (pg_blocking_pids(pid)))");
+    let enqueue = |seq: i64| format!("select outbox_enqueue({seq}, 'k')");
+    let race = |seq: i64, isolation: &str, end: &str| {
+        let (mut first, mut second) = (cluster.connect(DB), cluster.connect(DB));
+        let pid: i32 = first.value("select pg_backend_pid()");
+        first.run("begin");
+        first.run(&enqueue(seq));
+        let sql = enqueue(seq);
+        second.run(&format!(
+            "begin isolation level {isolation}; select count(*) from outbox"
+        ));
+        let second = std::thread::spawn(move || {
+            let enqueued = second.query_one(&sql, &[]).map(|row| row.get::<_, bool>(0))?;
+            second.batch_execute("commit")?;
+            Ok::<bool, postgres::Error>(enqueued)
+        });
+        support::wait_true(&cluster, "the second waits", &waits(pid));
+        first.run(end);
+        second.join().expect("a thread")
+    };
+    assert!(!race(1, "read committed", "commit").expect("enqueue"));
+    assert!(race(2, "read committed", "rollback").expect("enqueue"));
+    assert!(race(3, "repeatable read", "rollback").expect("enqueue"));
+    let refused = race(4, "repeatable read", "commit").expect_err("it cannot see the message");
+    assert_eq!(refused.code(), Some(&SqlState::T_R_SERIALIZATION_FAILURE));
+    let waiting: Vec<i64> = cluster.query_one(DB, "select array_agg(seq order by seq) from outbox");
+    assert_eq!(waiting, [1, 2, 3, 4]);
 }
 
 const STARTED: &str =

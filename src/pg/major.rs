@@ -83,6 +83,30 @@ pub(super) unsafe fn heap_delete(relation: pg_sys::Relation, place: pg_sys::Item
     result == pg_sys::TM_Result::TM_Ok
 }
 
+/// Writes the index entries of a row that was inserted speculatively. False: another row has a key of it, or a transaction
+/// is writing one.
+///
+/// # Safety
+/// The indexes are open, and the slot has the row and its place.
+pub(super) unsafe fn insert_new_index_tuples(
+    indexes: *mut pg_sys::ResultRelInfo,
+    slot: *mut pg_sys::TupleTableSlot,
+) -> bool {
+    let (mut conflicts, none) = (false, std::ptr::null_mut());
+    // SAFETY: promised by the caller. Without an arbiter, each unique index counts.
+    unsafe {
+        let state = pg_sys::CreateExecutorState();
+        #[cfg(feature = "pg15")]
+        pg_sys::ExecInsertIndexTuples(indexes, slot, state, false, true, &mut conflicts, none);
+        #[cfg(any(feature = "pg16", feature = "pg17", feature = "pg18"))]
+        pg_sys::ExecInsertIndexTuples(indexes, slot, state, false, true, &mut conflicts, none, false);
+        #[cfg(feature = "pg19")]
+        pg_sys::ExecInsertIndexTuples(indexes, state, pg_sys::EIIT_NO_DUPE_ERROR, slot, none, &mut conflicts);
+        pg_sys::FreeExecutorState(state);
+    }
+    !conflicts
+}
+
 /// Whether a role owns a database, or is a superuser. Inside a transaction.
 pub(super) fn owns_database(database: pg_sys::Oid, role: pg_sys::Oid) -> bool {
     // SAFETY: syscache lookups on a shared catalog.

@@ -426,6 +426,32 @@ impl Table {
         }
     }
 
+    /// Writes a row as [`insert`](Self::insert) does, but not if a unique index has its key: None. So does INSERT … ON CONFLICT
+    /// DO NOTHING (ExecInsert in nodeModifyTable.c), which first looks whether the key is there, and waits for a transaction
+    /// that is writing it. Here the caller has looked, and to wait it runs that statement.
+    pub fn insert_new(&self, row: &[Value]) -> Option<RowId> {
+        let NewRow(tuple) = self.form(row);
+        // SAFETY: a row of this table: see `is`. The slot has no other owner. After an ERROR the transaction ends, and with it
+        // the lock of its speculative insertion.
+        unsafe {
+            let indexes = pg_sys::CatalogOpenIndexes(self.relation);
+            let slot = pg_sys::MakeSingleTupleTableSlot((*self.relation).rd_att, &raw const pg_sys::TTSOpsHeapTuple);
+            pg_sys::ExecStoreHeapTuple(tuple, slot, false);
+            let transaction = pg_sys::GetCurrentTransactionId();
+            let token = pg_sys::SpeculativeInsertionLockAcquire(transaction);
+            let (command, none) = (pg_sys::GetCurrentCommandId(true), std::ptr::null_mut());
+            pg_sys::table_tuple_insert_speculative(self.relation, slot, command, 0, none, token);
+            let is_new = major::insert_new_index_tuples(indexes, slot);
+            pg_sys::table_tuple_complete_speculative(self.relation, slot, token, is_new);
+            pg_sys::SpeculativeInsertionLockRelease(transaction);
+            let place = row_id((*slot).tts_tid);
+            pg_sys::ExecDropSingleTupleTableSlot(slot);
+            pg_sys::CatalogCloseIndexes(indexes);
+            pg_sys::CommandCounterIncrement();
+            is_new.then_some(place)
+        }
+    }
+
     /// Makes a row for [`insert_all`](Self::insert_all), under the conditions of [`insert`](Self::insert).
     pub fn form(&self, row: &[Value]) -> NewRow {
         // SAFETY: one value for each column, of its type: see `is`.

@@ -8,11 +8,12 @@ use super::statements::{Statements, statements};
 use super::subscriptions;
 use crate::error::{UserError, internal};
 use crate::event;
-use crate::pg::clock::us_since_1970;
+use crate::pg::clock::{since_1970, us_since_1970};
 use crate::pg::lookup::Lookup;
 use crate::pg::scan::Is;
 use crate::pg::spi::types::{TEXTARRAYOID, TIMESTAMPTZOID};
 use crate::pg::spi::{Lossy, Param, Spi, SpiClient, SpiResult};
+use crate::pg::table::{self, Table, Value};
 use crate::pg::trigger::Call;
 use crate::pg::{guc, security, text};
 use crate::session::effects;
@@ -28,6 +29,7 @@ use outbox_core::event::Event;
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::session;
 use pgrx::PgSqlErrorCode;
+use pgrx::datum::TimestampWithTimeZone;
 use pgrx::datum::datetime_support::clock_timestamp;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -217,7 +219,7 @@ pub(super) fn check_max_pending(destination: &str, more: usize) -> Result<(), Us
     })
 }
 
-/// Inserts messages by a statement; returns where the new ones are.
+/// Inserts messages; returns where the new ones are.
 pub(super) fn insert_messages(
     statements: &Statements,
     messages: Vec<NewMessage>,
@@ -226,35 +228,19 @@ pub(super) fn insert_messages(
 ) -> Result<Placed, UserError> {
     // A time in the past has no effect.
     let due_at = times.available_at.filter(|at| *at > clock_timestamp());
-    let inserted = Spi::connect_mut(|client| {
-        let is_one = messages.len() == 1;
-        let prepared = &statements.insert_messages[usize::from(due_at.is_some())][usize::from(is_one)];
-        let insert = prepared.get_or(|| {
-            let scheduled = [
-                ("due_at", "$6"),
-                ("state", "'s'::pg_catalog.\"char\""),
-                ("enqueued_at", "pg_catalog.now()"),
-            ];
-            let (table, more, types, location) = match due_at {
-                None => ("outbox", &[][..], &[][..], fast_path::MESSAGE),
-                Some(_) => ("outbox_waiting", &scheduled[..], &[TIMESTAMPTZOID][..], ""),
-            };
-            let table = format!("{}.{table}", statements.schema);
-            let end = format!("on conflict do nothing returning partition, seq{location}");
-            insert::prepare(client, &MESSAGE, &table, is_one, more, types, &end)
-        })?;
-        let expires_at = times.expires_at.map(i64::from);
-        let rows = messages.iter().map(|message| {
-            let key = message.key.as_deref();
-            rows::message(message.seq, message.partition.as_i16(), destination, key, expires_at)
-        });
-        let rows: Vec<_> = rows.collect();
-        let mut args = insert::parameters(&MESSAGE, &rows);
-        args.extend(due_at.map(Param::from));
-        let inserted = guc::planned_once(|| client.update(insert, None, &args)).map_err(internal)?;
-        let inserted = inserted.map(|row| Inserted::read(&row, due_at.is_none()));
-        inserted.collect::<SpiResult<Vec<_>>>().map_err(internal)
-    })?;
+    let rows = messages.iter().map(|message| {
+        let (key, expires_at) = (message.key.as_deref(), times.expires_at.map(i64::from));
+        rows::message(message.seq, message.partition.as_i16(), destination, key, expires_at)
+    });
+    let rows: Vec<_> = rows.collect();
+    let written = match &rows[..] {
+        [row] if due_at.is_none() => write_message(statements, &messages[0], row),
+        _ => None,
+    };
+    let inserted = match written {
+        Some(written) => vec![Some(written)],
+        None => insert_rows(statements, &rows, due_at)?,
+    };
     let mut messages: HashMap<i64, NewMessage> = messages.into_iter().map(|message| (message.seq, message)).collect();
     let mut placed = Vec::with_capacity(inserted.len());
     for one in inserted.into_iter().flatten() {
@@ -277,6 +263,53 @@ pub(super) fn insert_messages(
         effects::expires_at(us_since_1970(time));
     }
     Ok(placed)
+}
+
+/// Inserts a message without a statement. None: the table is not as usual, or the message may be there.
+fn write_message(statements: &Statements, message: &NewMessage, row: &[Value]) -> Option<Inserted> {
+    if !text::is_utf8() {
+        return None;
+    }
+    let table = Table::open(statements.outbox_table);
+    let is_usual = table.is(&MESSAGE) && table.may_insert();
+    let place = is_usual.then(|| table.insert_new(row)).flatten();
+    table.close();
+    Some(Inserted {
+        seq: message.seq,
+        partition: message.partition,
+        at: Some((statements.outbox_table, place?, since_1970(table::now()))),
+    })
+}
+
+/// Inserts messages by a statement, unless they are there.
+fn insert_rows(
+    statements: &Statements,
+    rows: &[[Value; 5]],
+    due_at: Option<TimestampWithTimeZone>,
+) -> Result<Vec<Option<Inserted>>, UserError> {
+    Spi::connect_mut(|client| {
+        let is_one = rows.len() == 1;
+        let prepared = &statements.insert_messages[usize::from(due_at.is_some())][usize::from(is_one)];
+        let insert = prepared.get_or(|| {
+            let scheduled = [
+                ("due_at", "$6"),
+                ("state", "'s'::pg_catalog.\"char\""),
+                ("enqueued_at", "pg_catalog.now()"),
+            ];
+            let (table, more, types, location) = match due_at {
+                None => ("outbox", &[][..], &[][..], fast_path::MESSAGE),
+                Some(_) => ("outbox_waiting", &scheduled[..], &[TIMESTAMPTZOID][..], ""),
+            };
+            let table = format!("{}.{table}", statements.schema);
+            let end = format!("on conflict do nothing returning partition, seq{location}");
+            insert::prepare(client, &MESSAGE, &table, is_one, more, types, &end)
+        })?;
+        let mut args = insert::parameters(&MESSAGE, rows);
+        args.extend(due_at.map(Param::from));
+        let inserted = guc::planned_once(|| client.update(insert, None, &args)).map_err(internal)?;
+        let inserted = inserted.map(|row| Inserted::read(&row, due_at.is_none()));
+        inserted.collect::<SpiResult<Vec<_>>>().map_err(internal)
+    })
 }
 
 /// The messages that do not wait for the destination. A seq waits at most once for each destination,
