@@ -1,5 +1,5 @@
-//! Reads events from rows of the server, by the list of columns in `outbox_core::event`: rows of a statement, rows in the
-//! arguments of a function, and the SQL for both. Sessions and workers call it on the main thread.
+//! Reads events from rows of the server, by the list of columns in `outbox_core::event`: rows of a statement, rows in
+//! the arguments of a function, and the SQL for both. Sessions and workers call it on the main thread.
 
 use crate::pg::record::Record;
 use crate::pg::spi::{SpiError, SpiHeapTupleData, SpiResult};

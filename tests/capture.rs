@@ -1,5 +1,6 @@
 //! Every write to a captured table makes its event, and the rows of an attached table are enqueued, for any kind of
-//! table and any writer. One file per topic: tables, nested statements, rights, dumps. pg_test/ checks the contents of each event.
+//! table and any writer. One file per topic: tables, nested statements, rights, dumps. pg_test/ checks the contents of
+//! each event.
 
 mod arguments;
 mod nested;

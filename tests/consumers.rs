@@ -1,5 +1,5 @@
-//! Do the programs of docs/consumers.md get a message? Each runs as it stands on the page, and reads an event that a worker published to
-//! its queue. What else a framework needs is in tests/consumers/.
+//! Do the programs of docs/consumers.md get a message? Each runs as it stands on the page, and reads an event that a
+//! worker published to its queue. What else a framework needs is in tests/consumers/.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -100,7 +100,8 @@ impl Stage {
         )
     }
 
-    /// Publishes an order to a destination with the format `payload` and these options, and returns the id of its event.
+    /// Publishes an order to a destination with the format `payload` and these options, and returns the id of its
+    /// event.
     fn publish(&self, order: i64, options: &str) -> String {
         self.cluster.exec(
             DB,

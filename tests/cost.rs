@@ -436,7 +436,8 @@ fn the_status_costs_no_more_while_messages_wait_in_every_lane_than_while_none_do
         cluster.exec(DB, &publish);
         costs.push(costs_of(&mut client, &status)[0]);
     }
-    // Five more blocks are allowed: the view then reads which destinations there are, whose, and which are paused or down.
+    // Five more blocks are allowed: the view then reads which destinations there are, whose, and which are paused or
+    // down.
     assert!(
         costs.iter().all(|cost| *cost <= empty + 5),
         "{empty} blocks while nothing waits, then {costs:?}"
@@ -537,8 +538,8 @@ fn an_idle_worker_plans_no_statement_and_releases_no_lease() {
     }
 }
 
-/// A scheduled message changes when something is due, not what is ready: a commit of it must not make a worker read every
-/// lane, with all rows that a held snapshot keeps there.
+/// A scheduled message changes when something is due, not what is ready: a commit of it must not make a worker read
+/// every lane, with all rows that a held snapshot keeps there.
 #[test]
 fn a_commit_of_a_scheduled_message_makes_no_worker_read_lanes_or_blocked_keys() {
     let stage = Stage::new(&[

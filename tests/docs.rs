@@ -186,7 +186,8 @@ fn pages() -> Vec<(String, String)> {
     pages
 }
 
-/// Runs statements as psql does: each in a separate transaction unless it is in an explicit one. Returns what it prints.
+/// Runs statements as psql does: each in a separate transaction unless it is in an explicit one. Returns what it
+/// prints.
 fn psql(cluster: &Cluster, database: &str, sql: &str) -> Result<String, String> {
     let mut child = Command::new(cluster.installation().bin("psql"))
         .args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d"])

@@ -1,5 +1,5 @@
-//! What remains of a process that ends without the ordinary end of its transaction? Nothing: each test ends a process of
-//! another kind, in each state in which it owns something in shared memory.
+//! What remains of a process that ends without the ordinary end of its transaction? Nothing: each test ends a process
+//! of another kind, in each state in which it owns something in shared memory.
 
 use std::path::PathBuf;
 use std::process::Command;

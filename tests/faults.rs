@@ -1,4 +1,5 @@
-//! Faults of single parts: the broker, the network, the exchange, a worker, the server. Each fault lasts until a signal shows its effect.
+//! Faults of single parts: the broker, the network, the exchange, a worker, the server. Each fault lasts until a signal
+//! shows its effect.
 
 mod deleted;
 

@@ -61,7 +61,8 @@ fn every_test_that_a_guarantee_names_is_a_test() {
     assert!(is_there("features", first) && !is_there("order", first) && !is_there("features", "is_of"));
 }
 
-/// A filter of the Makefile that matches no test would run nothing. `make chaos` runs each file that has rounds or seeds.
+/// A filter of the Makefile that matches no test would run nothing. `make chaos` runs each file that has rounds or
+/// seeds.
 #[test]
 fn every_filter_of_the_makefile_is_a_test_and_chaos_leaves_out_no_file() {
     let makefile = read("Makefile").replace("\\\n", "");

@@ -1,5 +1,5 @@
-//! Does a call that had to wait go by what is committed when it goes on? And can calls not wait for each other in a circle?
-//! Each test holds a lock in one session, lets another wait for it, and changes what that one has read.
+//! Does a call that had to wait go by what is committed when it goes on? And can calls not wait for each other in a
+//! circle? Each test holds a lock in one session, lets another wait for it, and changes what that one has read.
 
 use postgres::error::SqlState;
 use postgres::{Client, Error};
@@ -8,8 +8,8 @@ use std::time::Instant;
 use support::wait::patient;
 use support::{Cluster, DB, LONG, Session, idle_cluster, wait_until};
 
-/// A destination `audit` that gets all events for the default one, and a table whose rows are captured, and one with seqs of
-/// events that is attached.
+/// A destination `audit` that gets all events for the default one, and a table whose rows are captured, and one with
+/// seqs of events that is attached.
 fn cluster() -> Cluster {
     let cluster = idle_cluster(&["deadlock_timeout = '200ms'"]);
     cluster.exec(
@@ -257,8 +257,8 @@ fn a_call_with_an_older_snapshot_than_outbox_source_set_fails() {
     }
 }
 
-/// Its condition waits, so DDL gets in between: REINDEX has the table, and waits for an index. What the publish has read so far
-/// must not keep it there, for the publish needs the table to write.
+/// Its condition waits, so DDL gets in between: REINDEX has the table, and waits for an index. What the publish has
+/// read so far must not keep it there, for the publish needs the table to write.
 #[test]
 fn a_publish_that_has_looked_for_its_id_and_reindex_do_not_wait_for_each_other() {
     let cluster = cluster();

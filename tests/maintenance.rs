@@ -144,8 +144,8 @@ fn workers_run_no_maintenance_and_expiry_runs_only_when_a_message_is_due_to_expi
     ));
 }
 
-/// The most blocks that each statement of a worker reads, by its text, between its start with `waiting` messages pending
-/// and the end of the count of all of them.
+/// The most blocks that each statement of a worker reads, by its text, between its start with `waiting` messages
+/// pending and the end of the count of all of them.
 fn blocks_at_start(waiting: i64) -> BTreeMap<String, u64> {
     let cluster = unconnected_cluster("", "x", &EXPLAINED);
     cluster.exec(

@@ -1,6 +1,6 @@
-//! Runs docs/migrations.md: the superuser's part as a superuser, and each migration as the role of the migrations. Alembic
-//! and ActiveRecord run theirs; of the others the SQL runs, in one transaction, as their tools do it. Each migration is
-//! followed by a write of the application, and by the way back if the page has one.
+//! Runs docs/migrations.md: the superuser's part as a superuser, and each migration as the role of the migrations.
+//! Alembic and ActiveRecord run theirs; of the others the SQL runs, in one transaction, as their tools do it. Each
+//! migration is followed by a write of the application, and by the way back if the page has one.
 
 use crate::readme::Page;
 use std::path::Path;

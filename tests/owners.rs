@@ -1,5 +1,5 @@
-//! The name of a destination that somebody else takes: another owner's server gets nothing until an administrator adopts
-//! it, and a server that stays with its owner, or is given away, goes on delivering. On a real Postgres.
+//! The name of a destination that somebody else takes: another owner's server gets nothing until an administrator
+//! adopts it, and a server that stays with its owner, or is given away, goes on delivering. On a real Postgres.
 
 use postgres::NoTls;
 use postgres::error::SqlState;

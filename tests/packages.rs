@@ -1,5 +1,6 @@
-//! Tests of the packages that `make deb` and `make rpm` build, and of the images that are made of them. They cover what is
-//! in a package and on which systems it runs. apt installs the packages in a clean Debian, whose server delivers an event.
+//! Tests of the packages that `make deb` and `make rpm` build, and of the images that are made of them. They cover what
+//! is in a package and on which systems it runs. apt installs the packages in a clean Debian, whose server delivers an
+//! event.
 
 use std::env::consts::ARCH;
 use std::ffi::OsString;
@@ -47,8 +48,8 @@ fn output(command: &mut Command) -> String {
     printed
 }
 
-/// Makes the files of a release, once, of the programs that the tests run: no second build for a test. Returns the packages
-/// of this kind, of the extension and of outboxctl.
+/// Makes the files of a release, once, of the programs that the tests run: no second build for a test. Returns the
+/// packages of this kind, of the extension and of outboxctl.
 fn packages(kind: &'static str) -> [PathBuf; 2] {
     static MADE: OnceLock<()> = OnceLock::new();
     MADE.get_or_init(|| {

@@ -1,5 +1,5 @@
-//! Tests that the session of a caller changes nothing in what runs with the rights of another role: its search_path, the
-//! objects that it finds there first, and its settings.
+//! Tests that the session of a caller changes nothing in what runs with the rights of another role: its search_path,
+//! the objects that it finds there first, and its settings.
 
 use support::{Cluster, DB, Session, health, idle_cluster, refused, run_remedy, wait_healthy};
 
@@ -7,7 +7,8 @@ use support::{Cluster, DB, Session, health, idle_cluster, refused, run_remedy, w
 const SPRUNG: &str = "a trap ran as";
 const OF_A_COLLATION: &str = "could not create locale";
 
-/// The search_path of a session of mallory, whose schemas the traps are in; and tables of its own with the names of ours.
+/// The search_path of a session of mallory, whose schemas the traps are in; and tables of its own with the names of
+/// ours.
 const CAUGHT: [&str; 3] = [
     "evil, pg_catalog, public",
     "shapes, pg_catalog, public",

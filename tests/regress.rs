@@ -1,5 +1,5 @@
-//! Runs `make installcheck`: psql must print for the SQL of pg_test/ what pg_test/expected contains. No worker runs, so only
-//! the statements change anything. OUTBOX_ACCEPT=1 accepts the output as the expected one.
+//! Runs `make installcheck`: psql must print for the SQL of pg_test/ what pg_test/expected contains. No worker runs, so
+//! only the statements change anything. OUTBOX_ACCEPT=1 accepts the output as the expected one.
 
 use std::fs;
 use std::path::PathBuf;

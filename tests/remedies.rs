@@ -1,9 +1,9 @@
-//! Tests that each remedy of outbox_health ends the fault that it is for, and breaks nothing else. A test makes the fault
-//! on a server with two destinations, the default one and `audit`, which takes what it can from the settings. It types
-//! the remedy as it is shown, and fills in only what the remedy leaves open: a password, a URL, old patterns. Where the
-//! remedy is no command, the test does what it says. Then all checks are ok, and both destinations deliver. Faults with
-//! tests of their own: tests/copies.rs (partitions, sequence), tests/privileges.rs (role), tests/overloads (schema),
-//! tests/operating/hung.rs (a stopped worker), tests/slots.rs.
+//! Tests that each remedy of outbox_health ends the fault that it is for, and breaks nothing else. A test makes the
+//! fault on a server with two destinations, the default one and `audit`, which takes what it can from the settings. It
+//! types the remedy as it is shown, and fills in only what the remedy leaves open: a password, a URL, old patterns.
+//! Where the remedy is no command, the test does what it says. Then all checks are ok, and both destinations deliver.
+//! Faults with tests of their own: tests/copies.rs (partitions, sequence), tests/privileges.rs (role), tests/overloads
+//! (schema), tests/operating/hung.rs (a stopped worker), tests/slots.rs.
 
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -691,7 +691,8 @@ fn a_receiver_gets_its_messages_when_the_remedy_is_done() {
     let tls = Receiver::start_tls(&authority.issue("127.0.0.1"), Some(&clients), move |request| {
         answers(request, &also)
     });
-    // Each fault has a destination of its own: a worker takes a message that fails after others have arrived for the cause.
+    // Each fault has a destination of its own: a worker takes a message that fails after others have arrived for the
+    // cause.
     let begins = |name: &str, options: &str, words: &str| {
         let sql = format!("create server {name} foreign data wrapper outbox_http options ({options})");
         site.cluster.exec(DB, &sql);

@@ -1,5 +1,5 @@
-//! Publishing an id once: what a caller that repeats itself gets, alone, at the same time, and in an older snapshot. On a
-//! real Postgres.
+//! Publishing an id once: what a caller that repeats itself gets, alone, at the same time, and in an older snapshot. On
+//! a real Postgres.
 
 use postgres::IsolationLevel;
 use postgres::error::SqlState;

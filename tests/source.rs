@@ -1,7 +1,7 @@
 //! Tests of events in a table or view of the user. They cover what arrives, the rights that the events are read with,
 //! how the error of one row affects the others, and what is refused. Setting a source is tested in source/set.rs,
-//! queries by SQL in source/asked.rs, the fast path in source/fast_path.rs, failures in source/trouble.rs, expressions that trap a cancel
-//! in source/stubborn.rs.
+//! queries by SQL in source/asked.rs, the fast path in source/fast_path.rs, failures in source/trouble.rs, expressions
+//! that trap a cancel in source/stubborn.rs.
 
 mod asked;
 mod crashes;

@@ -1,5 +1,5 @@
-//! To which destinations an event goes that names none: by the lists, headers and conditions of subscriptions, however it
-//! is enqueued, by whoever does it, and whatever else happens to the destination. On a real Postgres.
+//! To which destinations an event goes that names none: by the lists, headers and conditions of subscriptions, however
+//! it is enqueued, by whoever does it, and whatever else happens to the destination. On a real Postgres.
 
 use postgres::error::SqlState;
 use postgres::{Client, IsolationLevel};
@@ -546,7 +546,8 @@ fn an_event_goes_to_one_of_a_thousand_subscribers_by_a_header() {
     assert_eq!(received, ["/1 1", "/1000 1000", "/500 500"]);
 }
 
-/// A superuser or a restore may write the row. What no subscription can mean would take every event, or fail each publish.
+/// A superuser or a restore may write the row. What no subscription can mean would take every event, or fail each
+/// publish.
 #[test]
 fn a_row_that_no_subscription_can_have_is_refused() {
     let cluster = cluster();

@@ -1,4 +1,5 @@
-//! The rules of the house that a search in the text can keep. No server is needed. CONTRIBUTING.md says what keeps the others.
+//! The rules of the house that a search in the text can keep. No server is needed. CONTRIBUTING.md says what keeps the
+//! others.
 
 mod imports;
 
@@ -8,7 +9,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// What is refused, whether a line of code of a file is that, and a violation: a rule that finds nothing would not be noticed.
+/// What is refused, whether a line of code of a file is that, and a violation: a rule that finds nothing would not be
+/// noticed.
 type Rule = (&'static str, fn(&str, &str) -> bool, (&'static str, &'static str));
 
 const RULES: [Rule; 8] = [
@@ -241,8 +243,8 @@ fn the_scripts_are_what_make_sql_makes() {
     }
 }
 
-/// The install scripts of released versions, with their checksums (sha256sum). Databases have what they made, and updates
-/// begin with that.
+/// The install scripts of released versions, with their checksums (sha256sum). Databases have what they made, and
+/// updates begin with that.
 const RELEASED: &[(&str, &str)] = &[];
 
 #[test]

@@ -74,8 +74,8 @@ fn make_install_after_make_needs_no_cargo() {
     directory.finish();
 }
 
-/// Runs install_tools.sh on a machine without any command but these. apt-get logs its calls and then runs `apt`. Returns
-/// what is printed, and the calls.
+/// Runs install_tools.sh on a machine without any command but these. apt-get logs its calls and then runs `apt`.
+/// Returns what is printed, and the calls.
 fn install_tools(group: &str, apt: &str) -> (String, Vec<String>) {
     let (output, calls) = install_tools_with(&[("sudo", "exec \"$@\"")], group, apt);
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();

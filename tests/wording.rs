@@ -276,8 +276,8 @@ fn monitor_md_names_each_metric() {
     assert_eq!(named, shown);
 }
 
-/// Each message is in a line of a source, with a placeholder where the docs have "…". If a SQLSTATE is near it, it is that
-/// of the docs.
+/// Each message is in a line of a source, with a placeholder where the docs have "…". If a SQLSTATE is near it, it is
+/// that of the docs.
 #[test]
 fn errors_md_quotes_only_messages_that_the_code_has_with_their_sqlstate() {
     let mut sources = vec![vec![
@@ -312,7 +312,8 @@ fn errors_md_quotes_only_messages_that_the_code_has_with_their_sqlstate() {
     assert!(rows.count() > 40 && complaints.is_empty(), "{}", complaints.join("\n"));
 }
 
-/// Whether a line has all parts of a message between its "…", in their order, and the lines around it no other SQLSTATE.
+/// Whether a line has all parts of a message between its "…", in their order, and the lines around it no other
+/// SQLSTATE.
 fn has_message(lines: &[String], message: &str, name: Option<&str>) -> bool {
     (0..lines.len()).filter(|at| has_parts(&lines[*at], message)).any(|at| {
         let near = lines[at.saturating_sub(5)..lines.len().min(at + 3)].join(" ");

@@ -1,6 +1,6 @@
-//! Arguments and results of the functions that SQL calls, on the main thread of a session or worker. SqlText is converted
-//! between the encoding of the database and UTF-8. A list that does not fit into memory raises an error. JSON is passed
-//! on unread.
+//! Arguments and results of the functions that SQL calls, on the main thread of a session or worker. SqlText is
+//! converted between the encoding of the database and UTF-8. A list that does not fit into memory raises an error. JSON
+//! is passed on unread.
 
 use super::record::Record;
 use super::text::Unreadable;

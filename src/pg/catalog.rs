@@ -29,8 +29,8 @@ pub fn changes() -> u64 {
 pub fn settings_are_unchanged() -> bool {
     const PG_DB_ROLE_SETTING: u32 = 2964; // not in the bindings
     let (catalog, lock) = (pg_sys::Oid::from(PG_DB_ROLE_SETTING), pg_sys::ShareLock as i32);
-    // SAFETY: inside a transaction, on the main thread. ALTER DATABASE … SET holds its lock on this catalog until it has
-    // sent the change to all processes, and LockRelationOid receives what was sent.
+    // SAFETY: inside a transaction, on the main thread. ALTER DATABASE … SET holds its lock on this catalog until it
+    // has sent the change to all processes, and LockRelationOid receives what was sent.
     unsafe {
         let is_free = pg_sys::ConditionalLockRelationOid(catalog, lock);
         if is_free {
@@ -49,8 +49,8 @@ pub fn system_identifier() -> u64 {
 /// The OID of pg_parameter_acl, from its header.
 const PARAMETER_ACL: u32 = 6243;
 
-/// Removes the record that the privileges of a parameter are part of an extension, as ALTER EXTENSION … DROP does for other
-/// objects.
+/// Removes the record that the privileges of a parameter are part of an extension, as ALTER EXTENSION … DROP does for
+/// other objects.
 pub fn remove_initial_privileges(parameter: Oid) {
     // SAFETY: inside a transaction, on the main thread.
     unsafe { pg_sys::removeExtObjInitPriv(parameter, PARAMETER_ACL.into()) }
@@ -255,8 +255,8 @@ pub fn lock_to_write(oid: u32) {
     unsafe { pg_sys::LockRelationOid(oid.into(), pg_sys::RowExclusiveLock as i32) }
 }
 
-/// Locks a table against writes and other DDL until the end of this transaction. False: the current role does not have the
-/// rights of its owner, or had lost them when it got the lock. No other role may keep writers waiting.
+/// Locks a table against writes and other DDL until the end of this transaction. False: the current role does not have
+/// the rights of its owner, or had lost them when it got the lock. No other role may keep writers waiting.
 pub fn lock_own_table(oid: u32) -> bool {
     let is_own = || matches!(owner_of_table(oid), owner if owner != 0 && may_act_as(owner));
     if !is_own() {
@@ -427,7 +427,8 @@ pub fn partitioned_by(table: u32) -> u32 {
     }
 }
 
-/// Whether a table or a partition of it has blocks for rows, which may all be deleted. Reads none of them and keeps no lock.
+/// Whether a table or a partition of it has blocks for rows, which may all be deleted. Reads none of them and keeps no
+/// lock.
 pub fn may_have_rows(table: u32) -> bool {
     // SAFETY: inside a transaction; a list of OIDs. pg_relation_size is NULL for a table that is gone.
     unsafe {
@@ -492,8 +493,8 @@ pub struct UserMapping {
     pub options: Vec<String>,
 }
 
-/// The mapping of a role for a foreign server, or else PUBLIC's. Not read by SQL, which shows the options only to a superuser
-/// and the owner of the server.
+/// The mapping of a role for a foreign server, or else PUBLIC's. Not read by SQL, which shows the options only to a
+/// superuser and the owner of the server.
 pub fn user_mapping(server: u32, role: u32) -> Option<UserMapping> {
     const USER_MAPPING_OPTIONS: i16 = 4; // umoptions, from catalog/pg_user_mapping.h
     // SAFETY: syscache lookups inside a transaction; the options are copied before the tuple is released.

@@ -20,7 +20,8 @@ pub struct KeyScan<'a> {
 }
 
 impl<'a> KeyScan<'a> {
-    /// Opens the primary key. [`Table::has`] must be true for the table. None: the key does not begin with these columns.
+    /// Opens the primary key. [`Table::has`] must be true for the table. None: the key does not begin with these
+    /// columns.
     pub fn begin<const N: usize>(
         table: &'a Table,
         layout: &Layout,

@@ -14,7 +14,8 @@ pub fn my_proc_number() -> i32 {
 /// Whether the process with this number is the one with this id, and alive. Before version 17 its id stays
 /// after its end.
 pub fn is_process(proc_number: i32, pid: u32) -> bool {
-    // SAFETY: allProcs has allProcCount entries for the life of the server. Signal 0 only checks whether the process exists.
+    // SAFETY: allProcs has allProcCount entries for the life of the server. Signal 0 only checks whether the process
+    // exists.
     unsafe {
         let all = &*pg_sys::ProcGlobal;
         proc_number >= 0

@@ -83,8 +83,8 @@ pub(super) unsafe fn heap_delete(relation: pg_sys::Relation, place: pg_sys::Item
     result == pg_sys::TM_Result::TM_Ok
 }
 
-/// Writes the index entries of a row that was inserted speculatively. False: another row has a key of it, or a transaction
-/// is writing one.
+/// Writes the index entries of a row that was inserted speculatively. False: another row has a key of it, or a
+/// transaction is writing one.
 ///
 /// # Safety
 /// The indexes are open, and the slot has the row and its place.

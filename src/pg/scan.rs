@@ -109,8 +109,8 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    /// Begins a scan of the rows that meet these conditions, each for a column by its number in the table. By an index the
-    /// rows come in its order.
+    /// Begins a scan of the rows that meet these conditions, each for a column by its number in the table. By an index
+    /// the rows come in its order.
     ///
     /// # Safety
     /// The relations are open until the end of the scan, and so is the snapshot.
@@ -122,8 +122,8 @@ impl Scan {
     ) -> Self {
         let mut keys: Vec<_> = conditions.map(|(column, is)| is.scan_key(column)).collect();
         let (count, keys) = (keys.len() as i32, keys.as_mut_ptr());
-        // SAFETY: promised by the caller; the keys are copied, with the columns of the index in the place of those of the
-        // table.
+        // SAFETY: promised by the caller; the keys are copied, with the columns of the index in the place of those of
+        // the table.
         unsafe {
             let scan = match index {
                 Some(index) => pg_sys::systable_beginscan_ordered(table, index, snapshot, count, keys),

@@ -2,9 +2,10 @@
 //! of the database, and raises if these are not UTF-8. This module converts text in both directions. A value that
 //! cannot be read is an `Err` for the code that reads the row. tests/tidy.rs keeps pgrx's SPI out of every other file.
 //!
-//! In a session statements run with the rights of another role than the caller's. So all that SQL means is set here, for
-//! every statement: with the caller's search_path its own types, functions and tables would be found, also by triggers of
-//! the user of the server on our tables. Plans are kept with their search_path, and made again for another one.
+//! In a session statements run with the rights of another role than the caller's. So all that SQL means is set here,
+//! for every statement: with the caller's search_path its own types, functions and tables would be found, also by
+//! triggers of the user of the server on our tables. Plans are kept with their search_path, and made again for another
+//! one.
 
 use super::array;
 use super::scan::{row_id, tid};

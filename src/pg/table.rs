@@ -147,8 +147,8 @@ pub struct Row<'a> {
     nulls: &'a [bool],
 }
 
-/// Core writes a larger row, or one with values that are stored elsewhere, as a changed copy. When it writes many rows at
-/// once, their index entries then point nowhere.
+/// Core writes a larger row, or one with values that are stored elsewhere, as a changed copy. When it writes many rows
+/// at once, their index entries then point nowhere.
 const WHOLE_BYTES_MAX: u32 = 1500;
 
 /// The most rows that core is given at once: those of two pages or more.
@@ -415,8 +415,8 @@ impl Table {
     /// transaction see the row.
     pub fn insert(&self, row: &[Value]) -> RowId {
         let NewRow(tuple) = self.form(row);
-        // SAFETY: a row of this table: see `is`. Core uses the function for its catalogs. It skips only features that this
-        // table does not have.
+        // SAFETY: a row of this table: see `is`. Core uses the function for its catalogs. It skips only features that
+        // this table does not have.
         unsafe {
             pg_sys::CatalogTupleInsert(self.relation, tuple);
             let place = row_id((*tuple).t_self);
@@ -426,13 +426,13 @@ impl Table {
         }
     }
 
-    /// Writes a row as [`insert`](Self::insert) does, but not if a unique index has its key: None. So does INSERT … ON CONFLICT
-    /// DO NOTHING (ExecInsert in nodeModifyTable.c), which first looks whether the key is there, and waits for a transaction
-    /// that is writing it. Here the caller has looked, and to wait it runs that statement.
+    /// Writes a row as [`insert`](Self::insert) does, but not if a unique index has its key: None. So does INSERT … ON
+    /// CONFLICT DO NOTHING (ExecInsert in nodeModifyTable.c), which first looks whether the key is there, and waits for
+    /// a transaction that is writing it. Here the caller has looked, and to wait it runs that statement.
     pub fn insert_new(&self, row: &[Value]) -> Option<RowId> {
         let NewRow(tuple) = self.form(row);
-        // SAFETY: a row of this table: see `is`. The slot has no other owner. After an ERROR the transaction ends, and with it
-        // the lock of its speculative insertion.
+        // SAFETY: a row of this table: see `is`. The slot has no other owner. After an ERROR the transaction ends, and
+        // with it the lock of its speculative insertion.
         unsafe {
             let indexes = pg_sys::CatalogOpenIndexes(self.relation);
             let slot = pg_sys::MakeSingleTupleTableSlot((*self.relation).rd_att, &raw const pg_sys::TTSOpsHeapTuple);
@@ -487,7 +487,8 @@ impl Table {
         // SAFETY: rows of this table: see `form`. Core uses the functions for its catalogs. A slot has no other owner.
         unsafe {
             let indexes = pg_sys::CatalogOpenIndexes(self.relation);
-            // The resource owner counts the slots of a table's own descriptor, and each takes longer than the one before.
+            // The resource owner counts the slots of a table's own descriptor, and each takes longer than the one
+            // before.
             let descriptor = pg_sys::CreateTupleDescCopy((*self.relation).rd_att);
             let mut slots = Vec::new();
             for rows in rows.chunks(ROWS_AT_ONCE) {
@@ -526,9 +527,9 @@ impl Table {
         places.into_iter().flatten().collect()
     }
 
-    /// Deletes rows, each if `read` returns something for it: `read` gets the index of its place and its columns as in the
-    /// layout. [`is`](Self::is) must be true for the table. Waits for a transaction that has locked a row; leaves a row that
-    /// another transaction has changed since this one looked. Returns what was read from the deleted rows.
+    /// Deletes rows, each if `read` returns something for it: `read` gets the index of its place and its columns as in
+    /// the layout. [`is`](Self::is) must be true for the table. Waits for a transaction that has locked a row; leaves a
+    /// row that another transaction has changed since this one looked. Returns what was read from the deleted rows.
     pub fn delete<T>(&self, places: &[RowId], mut read: impl FnMut(usize, &Row) -> Option<T>) -> Vec<T> {
         let mut deleted = Vec::with_capacity(places.len());
         // SAFETY: inside a transaction. A tuple is read while its page is pinned.
@@ -715,8 +716,8 @@ unsafe fn may(relation: pg_sys::Relation, rights: u32) -> bool {
     }
 }
 
-/// Reads the only row of a table, as a new statement of this transaction would see it. None: there is no row, or missing
-/// rights or a policy would hide it.
+/// Reads the only row of a table, as a new statement of this transaction would see it. None: there is no row, or
+/// missing rights or a policy would hide it.
 pub fn only_row<T>(table: u32, read: impl FnOnce(Row) -> T) -> Option<T> {
     // SAFETY: inside a transaction, on the main thread; the tuple is read while the scan holds it.
     unsafe {

@@ -221,8 +221,8 @@ pub unsafe fn of_datum(datum: pg_sys::Datum) -> Result<String, Unreadable> {
 // ---- to the server --------------------------------------------------------------------------------------------------
 
 /// Text of this database converts back. Other text, such as that of a broker, may have characters that the database
-/// encoding lacks. They become question marks, because a statement of the extension must not fail for them. A NUL, which
-/// the server's texts cannot contain, becomes a space.
+/// encoding lacks. They become question marks, because a statement of the extension must not fail for them. A NUL,
+/// which the server's texts cannot contain, becomes a space.
 pub fn to_server(text: &str) -> Cow<'_, [u8]> {
     let text = match text.as_bytes().contains(&0) {
         true => Cow::Owned(text.replace('\0', " ")),
@@ -280,8 +280,9 @@ pub fn for_errors(text: &str) -> Cow<'_, str> {
 
 // ---- both -----------------------------------------------------------------------------------------------------------
 
-/// The text in the other encoding, and whether all of it was converted. `replace` gets the rest from a character without
-/// an equivalent. It returns the replacement and the character's length in bytes; without one the text ends there.
+/// The text in the other encoding, and whether all of it was converted. `replace` gets the rest from a character
+/// without an equivalent. It returns the replacement and the character's length in bytes; without one the text ends
+/// there.
 fn converted(mut rest: &[u8], from: i32, to: i32, replace: impl Fn(&[u8]) -> (Option<char>, usize)) -> (Vec<u8>, bool) {
     let mut whole = with_room(rest.len() + rest.len() / 2 + GROWTH).into_bytes();
     let conversion = conversion(from, to);
@@ -289,8 +290,8 @@ fn converted(mut rest: &[u8], from: i32, to: i32, replace: impl Fn(&[u8]) -> (Op
     while !rest.is_empty() {
         let done = match conversion {
             None => 0,
-            // SAFETY: the destination has room for the longest result (pg_do_encoding_conversion_buf in mbutils.c). With
-            // noError the function stops before a character that it cannot convert.
+            // SAFETY: the destination has room for the longest result (pg_do_encoding_conversion_buf in mbutils.c).
+            // With noError the function stops before a character that it cannot convert.
             Some(function) => unsafe {
                 let length = rest.len().min(PIECE);
                 let (source, destination) = (rest.as_ptr().into(), buffer.as_mut_ptr().into());

@@ -180,8 +180,8 @@ impl TriggerTable {
         }
     }
 
-    /// Runs `body` with a table as the relation cache has it, without a lock: two sessions that both lock it, and then want
-    /// to alter it, would be a deadlock. None: it does not exist.
+    /// Runs `body` with a table as the relation cache has it, without a lock: two sessions that both lock it, and then
+    /// want to alter it, would be a deadlock. None: it does not exist.
     pub fn with<T>(oid: u32, body: impl FnOnce(&Self) -> T) -> Option<T> {
         // SAFETY: inside a transaction. After an error its end closes the entry.
         unsafe {

@@ -166,8 +166,8 @@ pub fn limit_statements(timeout_ms: i32) {
     unsafe { enable_timeout_after(STATEMENT_TIMEOUT, timeout_ms) }
 }
 
-/// Runs `body`, which limits its statements, in a statement of a session. Then the limit of the session applies again, as far
-/// as it is left. After an ERROR the end of the statement does that.
+/// Runs `body`, which limits its statements, in a statement of a session. Then the limit of the session applies again,
+/// as far as it is left. After an ERROR the end of the statement does that.
 pub fn with_own_limit<T>(body: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
     let value = body();
@@ -203,8 +203,8 @@ fn failure_of(caught: &CaughtError) -> TransactionFailure {
 /// Runs `body`, which can write nothing. Since version 16 the server sets transaction_read_only only for the rest of a
 /// (sub)transaction, so this sets the variable behind it.
 pub fn read_only<T>(body: impl FnOnce() -> T) -> T {
-    // SAFETY: a plain flag of the server. After an error it is restored by the end of the subtransaction (xact.c), and set
-    // again by the next transaction.
+    // SAFETY: a plain flag of the server. After an error it is restored by the end of the subtransaction (xact.c), and
+    // set again by the next transaction.
     unsafe {
         let before = pg_sys::XactReadOnly;
         pg_sys::XactReadOnly = true;

@@ -1,8 +1,8 @@
 //! The hook for utility statements, in each session of the server. It reports statements that create, change or drop
-//! databases, that name a foreign server, that rename a schema, that make a role a member of another, that SET a setting of
-//! the extension, that switch all triggers of a table, that restart its sequences, or that add, remove or empty a
-//! partition. It lets only one session at a time run CREATE EXTENSION outbox. Other statements pass unchanged. Another hook
-//! reports triggers that were created.
+//! databases, that name a foreign server, that rename a schema, that make a role a member of another, that SET a
+//! setting of the extension, that switch all triggers of a table, that restart its sequences, or that add, remove or
+//! empty a partition. It lets only one session at a time run CREATE EXTENSION outbox. Other statements pass unchanged.
+//! Another hook reports triggers that were created.
 
 use super::{catalog, text};
 use pgrx::pg_sys::NodeTag;
@@ -20,8 +20,8 @@ pub enum UtilityStatement<'a> {
     RenameSchema(String),
     /// The role that gets a member.
     AddMember(String),
-    /// CREATE TRIGGER has created one on this table, with this function. What a statement names can change until it has the
-    /// lock of the table.
+    /// CREATE TRIGGER has created one on this table, with this function. What a statement names can change until it has
+    /// the lock of the table.
     TriggerCreated {
         table: u32,
         function: u32,
@@ -114,7 +114,8 @@ pub fn before_statements(callback: Callback) {
     }
 }
 
-/// Core calls it for each access to an object, so it only looks for the one that is reported. Without pg_guard, as the next.
+/// Core calls it for each access to an object, so it only looks for the one that is reported. Without pg_guard, as the
+/// next.
 unsafe extern "C-unwind" fn on_access(
     access: pg_sys::ObjectAccessType::Type,
     class: pg_sys::Oid,
@@ -363,9 +364,9 @@ unsafe fn server(
     }
 }
 
-/// Sessions that create the extension at the same time wait for the first. Core first checks that it does not exist, and
-/// later inserts its row: a unique violation, also with IF NOT EXISTS. The lock is held until the transaction ends. If
-/// the extension exists, no session waits. A role that may not create it holds the lock until core refuses.
+/// Sessions that create the extension at the same time wait for the first. Core first checks that it does not exist,
+/// and later inserts its row: a unique violation, also with IF NOT EXISTS. The lock is held until the transaction ends.
+/// If the extension exists, no session waits. A role that may not create it holds the lock until core refuses.
 unsafe fn wait_for_another_create(name: *const c_char) {
     // SAFETY: a name of the grammar.
     unsafe {

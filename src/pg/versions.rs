@@ -237,7 +237,8 @@ unsafe fn is_written(header: pg_sys::HeapTupleHeader, side: Side) -> bool {
 /// # Safety
 /// The slot has a row of a table.
 unsafe fn size(slot: *mut pg_sys::TupleTableSlot) -> usize {
-    // SAFETY: promised by the caller; a value and a flag for each column. A value of variable length is no null pointer.
+    // SAFETY: promised by the caller; a value and a flag for each column. A value of variable length is no null
+    // pointer.
     unsafe {
         let columns = (*slot).tts_tupleDescriptor;
         let count = (*columns).natts;

@@ -1,6 +1,7 @@
 //! A function that the WHEN clause of an AFTER ROW trigger calls. Core evaluates the clause right after it has written
 //! the row (AfterTriggerSaveEvent and TriggerEnabled in trigger.c): before RETURNING, before any later row, and before
-//! any trigger fires. So these calls have the order of the writes. Called in the session that writes, on its main thread.
+//! any trigger fires. So these calls have the order of the writes. Called in the session that writes, on its main
+//! thread.
 
 use super::scan::row_id;
 use outbox_core::engine::RowId;

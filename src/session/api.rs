@@ -1,5 +1,6 @@
-//! The functions that SQL calls: they check their arguments and pass them on. sql/src declares them by hand, so they have `sql
-//! = false`. They run on the main thread of a user's backend, which never starts a thread and never opens a socket.
+//! The functions that SQL calls: they check their arguments and pass them on. sql/src declares them by hand, so they
+//! have `sql = false`. They run on the main thread of a user's backend, which never starts a thread and never opens a
+//! socket.
 
 use crate::config;
 use crate::error::{self, UserError};
@@ -543,8 +544,8 @@ fn nothing_waits() -> bool {
         && statistics::has_none(DEFAULT_DESTINATION)
 }
 
-/// For each lane in which a message waits: destination, partition, seq of the first message, and when it was enqueued, in
-/// µs since 1970.
+/// For each lane in which a message waits: destination, partition, seq of the first message, and when it was enqueued,
+/// in µs since 1970.
 fn first_messages(call: trigger::Call) -> Vec<Option<String>> {
     let Some(outbox) = OutboxLanes::open(statements(call).outbox_table) else {
         return Vec::new();
@@ -592,8 +593,8 @@ fn outbox_request_recheck(destination: SqlText) -> bool {
     heard
 }
 
-/// Requests delivery up to a seq; 0 = a pass; negative: goes on up to its opposite. Returns the id of the request: NULL if another session has one, 0 if no worker
-/// can answer.
+/// Requests delivery up to a seq; 0 = a pass; negative: goes on up to its opposite. Returns the id of the request: NULL
+/// if another session has one, 0 if no worker can answer.
 #[pg_extern(sql = false)]
 fn outbox_begin_request(read_limit: i64) -> Option<i64> {
     let Some(database) = databases::my_database() else {

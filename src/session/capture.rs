@@ -1,5 +1,5 @@
-//! The triggers that outbox_attach and outbox_capture put on tables, and the roles that their parts run as. Called in the
-//! session that writes the rows.
+//! The triggers that outbox_attach and outbox_capture put on tables, and the roles that their parts run as. Called in
+//! the session that writes the rows.
 //!
 //! The rows are read and the user's expressions evaluated as the writing role, as in any trigger. Only events and
 //! pointers are written as the owner of the extension, which a writer need not know. Inside outbox_publish that owner
@@ -150,14 +150,14 @@ fn is_capture(function: u32) -> bool {
     is_it
 }
 
-/// Whether a table has row triggers of outbox_capture, its own or those of a table that it is a partition of. None: it does
-/// not exist.
+/// Whether a table has row triggers of outbox_capture, its own or those of a table that it is a partition of. None: it
+/// does not exist.
 pub fn is_captured(table: u32) -> Option<bool> {
     TriggerTable::with(table, |table| table.row_trigger(is_capture).is_some())
 }
 
-/// Stores the events of rows and enqueues them, in this order. Stops at a number of bytes; returns how many changes have
-/// their events now.
+/// Stores the events of rows and enqueues them, in this order. Stops at a number of bytes; returns how many changes
+/// have their events now.
 pub fn store(changes: &[RowChange]) -> Result<usize, UserError> {
     let context = Context::snapshot();
     written::with_own_memory(|| {

@@ -77,8 +77,8 @@ pub fn row_written(call: WhenCall, operation: Operation) -> Result<bool, UserErr
     Ok(is_first)
 }
 
-/// Right after a row has moved to another partition, core evaluates the clause of the partitioned table as well: with the
-/// version that the row has left, or without a table.
+/// Right after a row has moved to another partition, core evaluates the clause of the partitioned table as well: with
+/// the version that the row has left, or without a table.
 fn row_moved(call: WhenCall, left: Version) -> bool {
     let may_be_move = |query: &u64| LOG.with_borrow(|log| log.may_be_move(*query)) && call.is_genuine();
     let query = known_query(call.query_memory()).filter(may_be_move);
@@ -221,8 +221,8 @@ impl Drop for Ends {
     }
 }
 
-/// This update changes the id of the aggregate. It has the event of the old one now; that of the new one, with this key,
-/// comes after the rows of its query.
+/// This update changes the id of the aggregate. It has the event of the old one now; that of the new one, with this
+/// key, comes after the rows of its query.
 pub fn arrives_later(change: &RowChange, key: String) {
     with_room(true, |log| log.split(change.number, key));
 }

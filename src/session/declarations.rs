@@ -1,5 +1,5 @@
-//! The options of a destination, as CREATE SERVER and CREATE USER MAPPING declare them. Called by SQL in a user's backend, on
-//! its main thread.
+//! The options of a destination, as CREATE SERVER and CREATE USER MAPPING declare them. Called by SQL in a user's
+//! backend, on its main thread.
 
 use crate::config;
 use crate::error::{self, UserError};

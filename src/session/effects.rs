@@ -373,8 +373,8 @@ impl Transaction {
                 *self.pending.entry(number).or_default() -= by;
             }
         }
-        // The statement with a request has failed. One that needs a database for itself may have; if not, core's lock still
-        // keeps the workers out.
+        // The statement with a request has failed. One that needs a database for itself may have; if not, core's lock
+        // still keeps the workers out.
         lifecycle::savepoint_aborted();
     }
 }

@@ -133,8 +133,8 @@ fn outbox_work_me() -> SqlText {
     as_me(|me| me.id.as_str().into())
 }
 
-/// The worker, if this session may act as it. A role with the rights of the current role, which owns the tables, may act
-/// as any: so do the workers in the server.
+/// The worker, if this session may act as it. A role with the rights of the current role, which owns the tables, may
+/// act as any: so do the workers in the server.
 #[pg_extern(sql = false)]
 fn outbox_check_worker(worker: SqlText) -> SqlText {
     if catalog::has_rights_of(security::session_user(), security::current_user()) {

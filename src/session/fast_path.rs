@@ -48,7 +48,8 @@ pub fn may_fit(body_bytes: usize) -> bool {
     body_bytes < BYTES
 }
 
-// ---- the statement that enqueues --------------------------------------------------------------------------------------
+// ---- the statement that enqueues
+// --------------------------------------------------------------------------------------
 
 /// What goes with a message on the fast path.
 #[derive(Clone, Copy)]
@@ -85,8 +86,8 @@ pub fn event_columns(is_wanted: bool) -> String {
 /// The columns that the statement that stores a message returns after partition and seq.
 pub const MESSAGE: &str = ", tableoid, ctid, enqueued_at";
 
-/// Reads a stored event: its seq in the first column, and [`event_columns`] from `first` on. None: it is too large for a
-/// slot, or cannot be read.
+/// Reads a stored event: its seq in the first column, and [`event_columns`] from `first` on. None: it is too large for
+/// a slot, or cannot be read.
 pub fn stored(row: &SpiHeapTupleData, table: u32, first: usize) -> SpiResult<Option<Stored>> {
     match read(row, table, first) {
         Err(SpiError::Unreadable { .. }) => Ok(None), // the worker that claims it reports why
@@ -164,7 +165,8 @@ impl Inserted {
     }
 }
 
-// ---- the end of the transaction ---------------------------------------------------------------------------------------
+// ---- the end of the transaction
+// ---------------------------------------------------------------------------------------
 
 /// Before COMMIT: copies the messages into slots before any other process can see their rows.
 pub fn copy_to_slot(handoffs: &mut [Handoff]) {

@@ -128,8 +128,8 @@ fn refuse_member(role: &str) {
     }
 }
 
-/// Refuses a trigger of the extension on the table of another role. Postgres asks for the privilege TRIGGER only, and the
-/// trigger sends to any destination that the owner of the table may use.
+/// Refuses a trigger of the extension on the table of another role. Postgres asks for the privilege TRIGGER only, and
+/// the trigger sends to any destination that the owner of the table may use.
 fn refuse_trigger_of_another(table: u32, function: u32) {
     let extension = catalog::extension(c"outbox");
     let is_ours = extension.oid != 0 && catalog::is_member_function(function, extension.oid);
@@ -143,8 +143,8 @@ fn refuse_trigger_of_another(table: u32, function: u32) {
     }
 }
 
-/// A restore with --disable-triggers: the triggers of the extension's tables stay as they are, because they keep one row of
-/// settings and show that the database is a copy. Those on outbox_events are the user's.
+/// A restore with --disable-triggers: the triggers of the extension's tables stay as they are, because they keep one
+/// row of settings and show that the database is a copy. Those on outbox_events are the user's.
 fn keeps_triggers(table: u32) -> bool {
     let extension = catalog::extension(c"outbox");
     let is_kept = extension.oid != 0

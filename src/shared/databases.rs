@@ -153,9 +153,9 @@ pub fn extension_came() {
     launcher::notify();
 }
 
-/// Registers this process to be woken when messages of its database end, until its transaction ends. Returns the number of
-/// such events so far. A session misses none if it calls this, then checks, and then waits only while the number is the
-/// same.
+/// Registers this process to be woken when messages of its database end, until its transaction ends. Returns the number
+/// of such events so far. A session misses none if it calls this, then checks, and then waits only while the number is
+/// the same.
 pub fn ends() -> u32 {
     sessions::wait_in(catalog::my_database());
     my_database().map_or(0, |database| database.ends.read())
@@ -264,7 +264,8 @@ impl DatabaseEntry {
         sessions::wake(self.oid.load(Relaxed));
     }
 
-    /// Requests an immediate maintenance run: its settings changed, or the messages of a destination are not counted yet.
+    /// Requests an immediate maintenance run: its settings changed, or the messages of a destination are not counted
+    /// yet.
     pub fn request_maintenance(&self) {
         self.maintenance.requested.set();
         launcher::wake();

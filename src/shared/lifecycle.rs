@@ -1,5 +1,5 @@
-//! Creation and cleanup of the areas of shared memory: when the server starts, when a transaction or a process ends, and
-//! when a database is dropped. Run by all processes.
+//! Creation and cleanup of the areas of shared memory: when the server starts, when a transaction or a process ends,
+//! and when a database is dropped. Run by all processes.
 //!
 //! | an entry of | has as owner | which frees it |
 //! |---|---|---|
@@ -10,8 +10,8 @@
 //! | `statistics` | a destination | a worker that misses it, once no worker serves it |
 //! | `databases`, `floors`, `error_groups`, `statistics` | a database | the launcher, once it is dropped |
 //!
-//! Invariant: a process that owns anything has called `sessions::begin_to_own` first. A process ends with its exit callbacks,
-//! or the server restarts and makes all areas anew.
+//! Invariant: a process that owns anything has called `sessions::begin_to_own` first. A process ends with its exit
+//! callbacks, or the server restarts and makes all areas anew.
 
 use super::fast_path;
 use super::workers::{self, NoEntry, OUTSIDE, WorkerEntry};

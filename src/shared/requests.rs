@@ -1,8 +1,8 @@
 //! Requests of sessions to the workers of their database, in shared memory: one pass (outbox_run_pass), or delivery up
 //! to a seq (outbox_relay). A session never delivers by itself: it writes a request, wakes the workers, and waits for
 //! their answers. Only one session of a database makes a request at a time, and the request holds only while that
-//! session waits. A `RequestSlot` is part of the database's entry (`databases`), a `WorkerAnswer` is part of the worker's
-//! entry (`workers`).
+//! session waits. A `RequestSlot` is part of the database's entry (`databases`), a `WorkerAnswer` is part of the
+//! worker's entry (`workers`).
 
 use crate::pg::latch;
 use outbox_core::engine::Request;
@@ -20,7 +20,8 @@ pub struct RequestSlot {
     requester: AtomicI32,
     /// The request id. Grows with each request. Written by the session that makes the request; read by workers.
     request_id: AtomicU32,
-    /// Deliver up to this seq; 0 = run one pass; negative: go on up to its opposite. Written by the session that makes the request; read by workers.
+    /// Deliver up to this seq; 0 = run one pass; negative: go on up to its opposite. Written by the session that makes
+    /// the request; read by workers.
     read_limit: AtomicI64,
 }
 

@@ -1,9 +1,9 @@
-//! What a process owns in shared memory until its transaction ends: the database that it waits for, or needs for itself,
-//! or to whose workers it has a request. The entries in other areas name their owner by its process number, which is the
-//! position here. All processes run this code.
+//! What a process owns in shared memory until its transaction ends: the database that it waits for, or needs for
+//! itself, or to whose workers it has a request. The entries in other areas name their owner by its process number,
+//! which is the position here. All processes run this code.
 //!
-//! Before a process writes anything that must be freed again, it calls `begin_to_own`. From then on the end of the process
-//! frees what it owns, however it ends: `lifecycle` has the steps.
+//! Before a process writes anything that must be freed again, it calls `begin_to_own`. From then on the end of the
+//! process frees what it owns, however it ends: `lifecycle` has the steps.
 
 use crate::error::UserError;
 use crate::pg::shmem::{Shareable, SharedSlice, SpinLock};
@@ -20,8 +20,8 @@ pub(super) struct SessionEntry {
     lock: SpinLock,
     /// The process that owns the entries with this number, in all areas; 0 = none. Read by the launcher.
     pid: AtomicU32,
-    /// The database in which it waits for the end of messages; 0 = none. Read by processes that wake it. A stale value only
-    /// wakes another session needlessly.
+    /// The database in which it waits for the end of messages; 0 = none. Read by processes that wake it. A stale value
+    /// only wakes another session needlessly.
     waits: AtomicU32,
     /// The database to whose workers it has a request; 0 = none. Read by no other process.
     requests: AtomicU32,
@@ -62,8 +62,8 @@ pub(super) fn free_with(free: Free) {
     _ = FREE.set(free);
 }
 
-/// This process is about to own something. Refused during a parallel operation: what a parallel worker writes is no part
-/// of the transaction of its leader.
+/// This process is about to own something. Refused during a parallel operation: what a parallel worker writes is no
+/// part of the transaction of its leader.
 pub fn begin_to_own() {
     if xact::is_in_parallel_mode() {
         let mut refusal = UserError::new(

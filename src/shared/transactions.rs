@@ -1,7 +1,7 @@
 //! The transactions that have enqueued messages and are still open, in shared memory. A worker reads them before each
 //! claim. So a later message of a key never overtakes one of a transaction that commits late. A session writes its own
-//! entry, and frees it when the transaction ends, or the process. A prepared transaction has no session any more, so the
-//! first process that sees it finished frees its entry.
+//! entry, and frees it when the transaction ends, or the process. A prepared transaction has no session any more, so
+//! the first process that sees it finished frees its entry.
 //!
 //! A session announces a key before it draws a seq for it. It registers the message's partition once it has inserted
 //! the message. It frees its entry after COMMIT, when its rows are visible and `lanes` knows the seq to rewind to.

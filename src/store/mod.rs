@@ -1,5 +1,7 @@
-//! SQL that sessions and workers run, and rules that must be the same in both. `source` reads events from a user's relation,
-//! `rows` has the columns of tables that are written without a statement, `standbys` reads how much WAL they have, `statement` keeps prepared statements, `subscriptions` asks the conditions of subscriptions. Called on the main thread, inside a transaction.
+//! SQL that sessions and workers run, and rules that must be the same in both. `source` reads events from a user's
+//! relation, `rows` has the columns of tables that are written without a statement, `standbys` reads how much WAL they
+//! have, `statement` keeps prepared statements, `subscriptions` asks the conditions of subscriptions. Called on the
+//! main thread, inside a transaction.
 
 pub mod rows;
 pub mod source;
@@ -18,8 +20,8 @@ use pgrx::spi::quote_identifier;
 /// The name of a key in an error for an event that was enqueued without one.
 pub const AGGREGATE_KEY: &str = "key (aggregate_type:aggregate_id)";
 
-/// The foreign server of a destination. One that is named "default" stands for the settings, so it counts only if a role
-/// owns it that may change where all default messages go: outbox_internal.destinations() has the same rule.
+/// The foreign server of a destination. One that is named "default" stands for the settings, so it counts only if a
+/// role owns it that may change where all default messages go: outbox_internal.destinations() has the same rule.
 pub fn server_of(destination: &str) -> Option<Server> {
     let counts = |server: &Server| {
         destination != DEFAULT_DESTINATION || catalog::has_rights_of(server.owner, catalog::role_oid(c"outbox_admin"))
@@ -27,8 +29,8 @@ pub fn server_of(destination: &str) -> Option<Server> {
     catalog::foreign_server(destination).filter(counts)
 }
 
-/// The user mapping of a foreign server that a role uses. An empty one is what a dump leaves of a mapping whose options its
-/// role could not read: without them a message would be sent unsigned, or with other credentials.
+/// The user mapping of a foreign server that a role uses. An empty one is what a dump leaves of a mapping whose options
+/// its role could not read: without them a message would be sent unsigned, or with other credentials.
 pub fn mapping_of(server: u32, role: u32) -> Mapping {
     match catalog::user_mapping(server, role) {
         None => Mapping::Absent,
@@ -51,8 +53,8 @@ pub fn aggregate_key(aggregate_type: Option<&str>, aggregate_id: Option<&str>) -
     }
 }
 
-/// The start of a text in SQL, by which it is seen to be too long for a key. Many rows are read at once, and texts of users
-/// have any size.
+/// The start of a text in SQL, by which it is seen to be too long for a key. Many rows are read at once, and texts of
+/// users have any size.
 pub fn start_sql(text: &str) -> String {
     format!("pg_catalog.left({text}, {})", SHORT_STRING_MAX + 1)
 }

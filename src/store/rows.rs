@@ -1,7 +1,7 @@
 //! The rows that are written without a statement, as long as no user has added anything to their tables: those that a
 //! publish writes into outbox_events and outbox, and the one that the settle of a published message writes into a
-//! partition of outbox_history. The columns are those of sql/src/10_tables.sql. For all other cases there are statements;
-//! those of a publish are made of the same columns (`insert`). tests/differential.rs compares the two ways.
+//! partition of outbox_history. The columns are those of sql/src/10_tables.sql. For all other cases there are
+//! statements; those of a publish are made of the same columns (`insert`). tests/differential.rs compares the two ways.
 
 use crate::pg::clock::unix_seconds;
 use crate::pg::table::{Column, Filled, Kind, Layout, Row, Value, in_utc};
@@ -143,7 +143,8 @@ impl event::EventRow for StoredEvent<'_> {
     }
 }
 
-/// The history of a message that was published at this time, from its row in outbox, which has the columns of [`MESSAGE`].
+/// The history of a message that was published at this time, from its row in outbox, which has the columns of
+/// [`MESSAGE`].
 pub fn published<'a>(row: &Row, at: i64) -> [Value<'a>; 9] {
     let attempts = row.int4(5).unwrap_or_default().saturating_add(1);
     let [seq, enqueued_at, partition, replayed, destination, key, last_error] =

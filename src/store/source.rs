@@ -1,8 +1,8 @@
-//! Reads events and keys from the user's event source. A worker reads events after a claim, in the same transaction. A session
-//! that enqueues without a key reads keys.
+//! Reads events and keys from the user's event source. A worker reads events after a claim, in the same transaction. A
+//! session that enqueues without a key reads keys.
 //!
-//! The relation and the expressions are user code: they run as the owner of the relation, who is no superuser, restricted and
-//! read-only. A worker limits their time. The error of a row is a failed attempt of its message only.
+//! The relation and the expressions are user code: they run as the owner of the relation, who is no superuser,
+//! restricted and read-only. A worker limits their time. The error of a row is a failed attempt of its message only.
 
 pub mod by_sql;
 
@@ -52,7 +52,8 @@ const CANCELED: &str = "(SQLSTATE 57014)";
 /// In a worker, and for the health check: a locked relation delays its readers, not the worker.
 const PATIENT: Setting = (c"lock_timeout", c"1s");
 
-/// The mapped parts of an event, in the order of the arguments of outbox_source_set: required ones, other columns, the key.
+/// The mapped parts of an event, in the order of the arguments of outbox_source_set: required ones, other columns, the
+/// key.
 pub const PARTS: [(&str, PartKind); COLUMNS.len() + 3] = parts();
 const SEQ: usize = 0;
 const TYPE: usize = 1;
@@ -90,8 +91,8 @@ pub enum PartKind {
 /// An SQL expression over one row for each of PARTS.
 pub type Mapping = Vec<Option<String>>;
 
-/// A worker limits the time of each statement, and waits for no lock for long. In a session its own statement_timeout limits
-/// the time, and a cancel ends the call.
+/// A worker limits the time of each statement, and waits for no lock for long. In a session its own statement_timeout
+/// limits the time, and a cancel ends the call.
 #[derive(Clone, Copy, PartialEq)]
 enum Reader {
     Worker,
@@ -100,7 +101,8 @@ enum Reader {
     Caller(u32),
 }
 
-/// What was read, by seq; what failed, with the reason; and all seqs that were read successfully, with a row or without.
+/// What was read, by seq; what failed, with the reason; and all seqs that were read successfully, with a row or
+/// without.
 struct Pieces<T> {
     rows: Vec<(i64, T)>,
     failed: Vec<(i64, String)>,
@@ -194,7 +196,8 @@ impl Source {
 
     // ---- in a worker, after a claim ---------------------------------------------------------------------------------
 
-    /// The events of these seqs, in their order. It stops after `bytes_max`, or when its time is over. Err: no row can be read.
+    /// The events of these seqs, in their order. It stops after `bytes_max`, or when its time is over. Err: no row can
+    /// be read.
     pub fn read(&self, seqs: &[i64], bytes_max: usize) -> Result<Events, UserError> {
         let read = self.read_events(seqs, bytes_max, Reader::Worker);
         (self.broken).replace(read.as_ref().err().map(|why| (Instant::now(), why.clone())));
@@ -202,8 +205,8 @@ impl Source {
         read.map_err(|why| self.unreadable(&why))
     }
 
-    /// Refuses a claim while no row can be read. Otherwise each attempt would write the claim and roll it back. It checks once
-    /// for all destinations, because it may wait for a lock.
+    /// Refuses a claim while no row can be read. Otherwise each attempt would write the claim and roll it back. It
+    /// checks once for all destinations, because it may wait for a lock.
     pub fn check_before_claim(&self) -> Result<(), UserError> {
         let broken = self.broken.borrow().clone();
         match broken {
@@ -255,9 +258,8 @@ impl Source {
 
     // ---- in a session -----------------------------------------------------------------------------------------------
 
-    /// The keys of these events, without those that do not exist. `with_types`: their types too. Of what is too long it has the
-    /// start. An error of the source is an
-    /// error of the call.
+    /// The keys of these events, without those that do not exist. `with_types`: their types too. Of what is too long it
+    /// has the start. An error of the source is an error of the call.
     pub fn keys(&self, seqs: &[i64], with_types: bool) -> Result<HashMap<i64, EventKey>, UserError> {
         let read = || {
             Spi::connect_mut(|client| {
@@ -342,8 +344,8 @@ impl Source {
 
     // ---- both -------------------------------------------------------------------------------------------------------
 
-    /// The events of these seqs, which are in order. It stops after `bytes_max`, but not before the first: what it does not
-    /// return is not read.
+    /// The events of these seqs, which are in order. It stops after `bytes_max`, but not before the first: what it does
+    /// not return is not read.
     fn read_events(&self, seqs: &[i64], bytes_max: usize, reader: Reader) -> Result<Events, String> {
         let begun = Instant::now();
         let size = |(_, event): &(i64, Result<Event, Outcome>)| event.as_ref().map_or(0, Event::body_bytes);
@@ -376,9 +378,9 @@ impl Source {
         Ok(events)
     }
 
-    /// Reads piece by piece; where a piece fails it is halved, until the row that is to blame stands alone. `read` adds rows
-    /// in order of seq, and returns false if it did not come to the end; it gets the rows of earlier pieces, too. An error:
-    /// nothing can be read, or the process or the session is to end.
+    /// Reads piece by piece; where a piece fails it is halved, until the row that is to blame stands alone. `read` adds
+    /// rows in order of seq, and returns false if it did not come to the end; it gets the rows of earlier pieces, too.
+    /// An error: nothing can be read, or the process or the session is to end.
     fn read_in_pieces<T>(
         &self,
         seqs: &[i64],
@@ -484,8 +486,8 @@ impl Source {
         let columns: Vec<String> = (PARTS[..KEY].iter().enumerate())
             .map(|(part, (name, kind))| format!("{} as outbox_{name}", self.column(part, *kind)))
             .collect();
-        // One seq after the other, in the given order. ORDER BY would copy all events into a sort, and beyond work_mem into a
-        // file. OFFSET 0 keeps the planner from another join. The names are those of no column.
+        // One seq after the other, in the given order. ORDER BY would copy all events into a sort, and beyond work_mem
+        // into a file. OFFSET 0 keeps the planner from another join. The names are those of no column.
         let text = |column: EventColumn| match (column.kind, column.is_required) {
             (event::ColumnKind::Json, true) => format!("coalesce(x.outbox_{}, 'null')", column.name),
             _ => format!("x.outbox_{}", column.name),

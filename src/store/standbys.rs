@@ -5,8 +5,9 @@ use crate::pg::spi::{Lossy, Spi, SpiResult};
 use crate::pg::txn;
 use outbox_core::standbys::{Replication, Standby};
 
-/// Makes the commits of this session durable, and reads the standbys. The claim of a message is a commit of the worker's
-/// session, after that of the message. A message of the fast path was on disk before it was ready. Inside a transaction.
+/// Makes the commits of this session durable, and reads the standbys. The claim of a message is a commit of the
+/// worker's session, after that of the message. A message of the fast path was on disk before it was ready. Inside a
+/// transaction.
 pub fn replication() -> SpiResult<Replication> {
     Ok(Replication {
         durable: txn::flush_own_commits(),

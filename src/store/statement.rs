@@ -1,6 +1,6 @@
-//! Prepared statements and cursors. An ERROR of the server unwinds as a panic. A call of the server meanwhile may raise again,
-//! which aborts the process and so the whole server. So this module does not call it then; the end of the (sub)transaction
-//! cleans up.
+//! Prepared statements and cursors. An ERROR of the server unwinds as a panic. A call of the server meanwhile may raise
+//! again, which aborts the process and so the whole server. So this module does not call it then; the end of the
+//! (sub)transaction cleans up.
 
 use crate::pg::spi::{OwnedPreparedStatement, SpiClient, SpiResult, SpiTupleTable};
 use std::mem::{ManuallyDrop, forget};

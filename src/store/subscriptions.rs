@@ -22,8 +22,8 @@ const READER: &CStr = c"outbox_policy";
 /// A condition is planned once.
 const SETTINGS: [Setting; 2] = [(c"plan_cache_mode", c"force_generic_plan"), (c"jit", c"off")];
 
-/// The subscriptions as they were read. The default destination is among them: without a subscription of its own it gets
-/// every event.
+/// The subscriptions as they were read. The default destination is among them: without a subscription of its own it
+/// gets every event.
 pub struct Subscribed {
     filters: Subscriptions,
     subscribers: Vec<Subscriber>,

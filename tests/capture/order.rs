@@ -1,5 +1,5 @@
-//! The events of captured rows come in the order in which the rows were written: whatever writes them, at whatever depth
-//! of triggers, functions and cascades, and whatever a savepoint takes back.
+//! The events of captured rows come in the order in which the rows were written: whatever writes them, at whatever
+//! depth of triggers, functions and cascades, and whatever a savepoint takes back.
 
 use postgres::Client;
 use support::{DB, Session};
@@ -544,7 +544,8 @@ fn no_call_but_that_of_a_trigger_notes_a_row() {
         client.batch_execute(call).expect_err(call);
     }
     assert!(taken(&mut client).is_empty());
-    // A trigger of a user with our clause notes no row a second time, and none that was not written: the first one is kept.
+    // A trigger of a user with our clause notes no row a second time, and none that was not written: the first one is
+    // kept.
     client.run(
         "create function nothing() returns trigger language plpgsql as 'begin return null; end';
          create trigger a after insert on item for each row

@@ -253,8 +253,8 @@ fn events_of_random_nests_have_the_order_of_the_writes() {
     assert!(written > 0, "the statements wrote nothing");
 }
 
-/// The aggregate is the primary key, which statements change. A consumer that applies the events in order creates no row
-/// that it has, changes and deletes none that it has not, and has the rows of the tables at the end.
+/// The aggregate is the primary key, which statements change. A consumer that applies the events in order creates no
+/// row that it has, changes and deletes none that it has not, and has the rows of the tables at the end.
 #[test]
 fn a_consumer_that_applies_the_events_of_random_nests_has_the_rows_of_the_tables() {
     let cluster = server();

@@ -1,4 +1,5 @@
-//! Leases: a worker that is suspended or waits for a lock beyond the end of its leases, and settings that change leases.
+//! Leases: a worker that is suspended or waits for a lock beyond the end of its leases, and settings that change
+//! leases.
 
 use support::{Broker, process, wait_until};
 

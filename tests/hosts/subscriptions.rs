@@ -1,5 +1,5 @@
-//! What subscriptions enqueue for further destinations arrives there like anything else, and what is published once arrives
-//! once.
+//! What subscriptions enqueue for further destinations arrives there like anything else, and what is published once
+//! arrives once.
 
 use super::{Host, Stage};
 use support::load::{Load, Plan};

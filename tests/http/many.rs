@@ -110,7 +110,8 @@ fn a_limit_of_the_workers_process_is_named_and_charged_to_no_message() {
     let receiver = willing();
     let cluster = http_cluster(&[]);
     destinations(&cluster, "d", 2, &receiver.url("/"), "");
-    // With a trigger each settle is a statement: what the worker needs to settle a message that failed is open then, too.
+    // With a trigger each settle is a statement: what the worker needs to settle a message that failed is open then,
+    // too.
     let trigger = "create function nothing() returns trigger language plpgsql as 'begin return null; end';
                    create trigger t after insert on outbox_history execute function nothing()";
     cluster.exec(DB, trigger);

@@ -1,5 +1,5 @@
-//! A primary and its standby on two hosts. The primary is cut off and the standby promoted. The old primary comes back by
-//! pg_rewind or without it, and the roles change back. Settings and commands are those of docs/scaling/failover.md.
+//! A primary and its standby on two hosts. The primary is cut off and the standby promoted. The old primary comes back
+//! by pg_rewind or without it, and the roles change back. Settings and commands are those of docs/scaling/failover.md.
 
 use std::collections::BTreeSet;
 use std::net::TcpStream;
@@ -278,9 +278,9 @@ fn a_failover_a_rewind_and_a_switch_back_lose_invent_and_reorder_nothing() {
     assert!(forgotten > 0, "the standby missed no commit");
 }
 
-/// Cuts the servers off from each other, not from broker and applications, and promotes the standby: both are primaries,
-/// with producers. They reach each other again, and the old one is restarted. Returns what consumers have and the new
-/// primary lacks, and the number of events that the new primary lacks.
+/// Cuts the servers off from each other, not from broker and applications, and promotes the standby: both are
+/// primaries, with producers. They reach each other again, and the old one is restarted. Returns what consumers have
+/// and the new primary lacks, and the number of events that the new primary lacks.
 fn split_brain(test: &str, after: &str) -> Option<(Vec<String>, usize)> {
     let after = format!("outbox.publish_after = {after}");
     let pair = Pair::start(test, &[&after])?;

@@ -1,5 +1,5 @@
-//! Tests of docs/scaling/rabbitmq-cluster.md: a worker and three nodes of RabbitMQ, of which some fail or lose each other.
-//! Is each committed message delivered, and does the queue have each message that the outbox calls published?
+//! Tests of docs/scaling/rabbitmq-cluster.md: a worker and three nodes of RabbitMQ, of which some fail or lose each
+//! other. Is each committed message delivered, and does the queue have each message that the outbox calls published?
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;

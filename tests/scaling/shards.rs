@@ -1,5 +1,5 @@
-//! Tests of docs/scaling/shards.md: three servers with an outbox each, and one broker that spreads the keys over queues. Is
-//! the order of each key kept when consumers, a shard or queues come and go?
+//! Tests of docs/scaling/shards.md: three servers with an outbox each, and one broker that spreads the keys over
+//! queues. Is the order of each key kept when consumers, a shard or queues come and go?
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

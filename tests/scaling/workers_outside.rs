@@ -270,7 +270,8 @@ fn lose_the_database(site: &Site, load: &Load) -> Round {
             let executed = |call: &str| lines.clone().filter(|line| line.contains(call)).count();
             was_settled_late = executed("work_settle(") > 0;
             let goes_on = executed("outbox_internal.leases(") > 1; // it has read that its leases are lost
-            // A session whose end was lost on the network stays in the server, so the next one of the worker counts, too.
+            // A session whose end was lost on the network stays in the server, so the next one of the worker counts,
+            // too.
             let has_left = format!(
                 "select not exists (select from pg_stat_activity where pid = {session})
                    or exists (select from outbox_worker_status
@@ -397,8 +398,8 @@ fn a_worker_behind_a_slow_link_loses_and_reorders_nothing_and_delays_no_other_pa
     let sent = load.stop();
     wait_drained(&site.cluster);
     let verdict = judge(&sent, &site.arrived());
-    // A slow link is no fault as long as the leases are renewed over it. If not, the worker behind it says so, or another
-    // one has taken its partitions and it has not noticed yet.
+    // A slow link is no fault as long as the leases are renewed over it. If not, the worker behind it says so, or
+    // another one has taken its partitions and it has not noticed yet.
     let said = ["east", "west"].map(|name| site.log(name).matches("the leases have run out").count());
     let taken = held.iter().zip(epochs()).map(|(held, now)| usize::from(*held != now));
     let run_out: usize = said.iter().zip(taken).map(|(said, taken)| taken.max(*said)).sum();

@@ -1,5 +1,5 @@
-//! Kills of a worker and of the server, and changes of the table, while workers in and outside the server deliver the events
-//! of a source. An oracle judges what arrived.
+//! Kills of a worker and of the server, and changes of the table, while workers in and outside the server deliver the
+//! events of a source. An oracle judges what arrived.
 
 use super::{MAPPED, SHOP, set_source};
 use support::chaos::rounds;

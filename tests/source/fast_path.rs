@@ -1,4 +1,5 @@
-//! Messages of a source on the fast path: the session hands over the message, and the worker reads the row after COMMIT.
+//! Messages of a source on the fast path: the session hands over the message, and the worker reads the row after
+//! COMMIT.
 
 use super::{MAPPED, SHOP, body, set_source};
 use support::{Consumer, DB, LONG, Session, Stage, wait_drained, wait_until};

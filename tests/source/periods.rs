@@ -32,8 +32,8 @@ fn erased(cluster: &Cluster, kind: &str, id: &str) -> i64 {
     counted
 }
 
-/// Seq 1 is an event of outbox_events, and then one of shop.events; seq 2 one of shop.events, whose first attempt fails, and
-/// then, after a reset, one of outbox_events.
+/// Seq 1 is an event of outbox_events, and then one of shop.events; seq 2 one of shop.events, whose first attempt
+/// fails, and then, after a reset, one of outbox_events.
 fn stage() -> Stage {
     let stage = Stage::new(&["outbox.retry_min = '50 ms'"]);
     stage.exec(DB, SHOP);

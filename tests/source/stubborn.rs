@@ -1,5 +1,5 @@
-//! An expression of a source that traps every cancel, so that a cancel cannot end it. A worker that evaluates it can be ended,
-//! and leaves the database, as fast as any other worker.
+//! An expression of a source that traps every cancel, so that a cancel cannot end it. A worker that evaluates it can be
+//! ended, and leaves the database, as fast as any other worker.
 
 use support::stops::stop_in_time;
 use support::*;

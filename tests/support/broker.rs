@@ -80,8 +80,8 @@ impl Broker {
         PrivateBroker::start_with(size, None)
     }
 
-    /// Starts a private broker on a host, with further lines of rabbitmq.conf. Its node is `rabbit@` with the address of
-    /// the host.
+    /// Starts a private broker on a host, with further lines of rabbitmq.conf. Its node is `rabbit@` with the address
+    /// of the host.
     pub fn start_on(host: &Host, conf: &[&str]) -> PrivateBroker {
         PrivateBroker::start_on(host, conf)
     }

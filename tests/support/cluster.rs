@@ -1,8 +1,8 @@
 //! A private Postgres that a test may stop, crash and configure. Called by tests and the demo.
 //!
 //! The server starts as a child of the test process, not through pg_ctl. The server of pg_ctl is an orphan: a test can
-//! neither reap it nor bind it to its own death. Otherwise this module does what pg_ctl does: the same signals, the same
-//! status line in postmaster.pid.
+//! neither reap it nor bind it to its own death. Otherwise this module does what pg_ctl does: the same signals, the
+//! same status line in postmaster.pid.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -136,7 +136,8 @@ impl ClusterBuilder {
         line("log_line_prefix = '%m [%p] %b '");
         // initdb derives it from the size of a segment.
         line("max_wal_size = 1GB");
-        // A standby may connect when two checkpoints, each of a copy of the server, have come after its segment of 1 MB.
+        // A standby may connect when two checkpoints, each of a copy of the server, have come after its segment of 1
+        // MB.
         line("wal_keep_size = 64MB");
         // No test cuts the power; what a killed process has written stays.
         line("fsync = off");
@@ -251,7 +252,8 @@ impl Cluster {
         format!("host={address} port={} user=postgres dbname={db}", self.port)
     }
 
-    /// A connection as the superuser. It begins on the host of the server, so it works if other hosts cannot reach that.
+    /// A connection as the superuser. It begins on the host of the server, so it works if other hosts cannot reach
+    /// that.
     pub fn connect(&self, db: &str) -> Client {
         self.try_connect(db)
             .unwrap_or_else(|error| panic!("connect to database {db}: {error:#?}"))

@@ -1,5 +1,5 @@
-//! Logical decoding, as Debezium reads it: a slot of pgoutput, whose messages are described in the Postgres manual under
-//! "Logical Replication Message Formats".
+//! Logical decoding, as Debezium reads it: a slot of pgoutput, whose messages are described in the Postgres manual
+//! under "Logical Replication Message Formats".
 
 use std::collections::{BTreeMap, HashMap};
 

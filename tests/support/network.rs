@@ -2,9 +2,9 @@
 //! that are on separate hosts.
 //!
 //! The namespaces have no names. The thread of the test moves into a namespace with a bridge, and each host is another
-//! namespace, joined to the bridge by a pair of virtual interfaces. The kernel removes a namespace with its last process
-//! and its last descriptor, so a killed test leaves nothing behind. Processes and threads start in the namespace of the
-//! thread that starts them.
+//! namespace, joined to the bridge by a pair of virtual interfaces. The kernel removes a namespace with its last
+//! process and its last descriptor, so a killed test leaves nothing behind. Processes and threads start in the
+//! namespace of the thread that starts them.
 //!
 //! ```text
 //! thread of the test, 10.77.0.1 ── bridge ──┬── host 10.77.0.2
@@ -170,8 +170,8 @@ impl Network {
         set_cut("delete", a, b);
     }
 
-    /// Drops what arrives from this end of a connection between two sockets of the test, without an answer, as a firewall
-    /// does that has forgotten the connection. Others work.
+    /// Drops what arrives from this end of a connection between two sockets of the test, without an answer, as a
+    /// firewall does that has forgotten the connection. Others work.
     pub fn forget(&self, from: SocketAddr) {
         let (address, port) = (from.ip(), from.port());
         self.on_bridge(|| {

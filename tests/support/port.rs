@@ -16,8 +16,8 @@ const COUNT: u16 = 12_000;
 /// The ports that this process has given out. Two servers may be starting at once, and neither has bound its port yet.
 static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
 
-/// A file with a byte for each port. A process locks the bytes of its ports, so that no other run of tests takes the port
-/// of a server that is down for a moment. None: another user has the file.
+/// A file with a byte for each port. A process locks the bytes of its ports, so that no other run of tests takes the
+/// port of a server that is down for a moment. None: another user has the file.
 static LOCKS: LazyLock<Option<File>> = LazyLock::new(open_locks);
 
 fn open_locks() -> Option<File> {

@@ -93,8 +93,8 @@ impl Ports {
     }
 }
 
-/// A RabbitMQ that its owner may stop and disturb. Dropping it ends the broker and removes its files, or leaves a broker
-/// that is as it was at its start to the next test: to start one takes seconds.
+/// A RabbitMQ that its owner may stop and disturb. Dropping it ends the broker and removes its files, or leaves a
+/// broker that is as it was at its start to the next test: to start one takes seconds.
 pub struct PrivateBroker {
     node: Option<Node>,
 }

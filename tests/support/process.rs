@@ -67,10 +67,10 @@ pub fn run(command: &mut Command) {
 
 /// Starts a server that gets `death_signal` when this process ends.
 ///
-/// The server gets a separate session: a Ctrl-C in the terminal goes to the test alone, which ends the server. And Linux
-/// gives each session the same share of the processors. Each process of Postgres has its own session, so all brokers and
-/// tests together had the share of one backend, and a busy machine kept confirms back for seconds.
-/// It starts in the network namespace of the calling thread, as any child does.
+/// The server gets a separate session: a Ctrl-C in the terminal goes to the test alone, which ends the server. And
+/// Linux gives each session the same share of the processors. Each process of Postgres has its own session, so all
+/// brokers and tests together had the share of one backend, and a busy machine kept confirms back for seconds. It
+/// starts in the network namespace of the calling thread, as any child does.
 pub fn spawn_bound(mut command: Command, death_signal: i32) -> io::Result<Child> {
     let us = std::process::id();
     // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed. setsid, prctl and

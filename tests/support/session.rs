@@ -1,4 +1,5 @@
-//! What tests do in a session: publish events, run statements, read a value. A statement that fails panics with its SQL.
+//! What tests do in a session: publish events, run statements, read a value. A statement that fails panics with its
+//! SQL.
 
 use postgres::GenericClient;
 use postgres::types::FromSqlOwned;

@@ -1,4 +1,5 @@
-//! Tests that this machine cannot run: each says so and passes. run_tests.rs lists them at its end, and with --ci fails.
+//! Tests that this machine cannot run: each says so and passes. run_tests.rs lists them at its end, and with --ci
+//! fails.
 
 use std::io::Write as _;
 use std::path::Path;

@@ -99,7 +99,8 @@ pub fn unconnected_cluster(url: &str, exchange: &str, conf: &[&str]) -> Cluster 
     unconnected_builder(url, exchange, conf).start()
 }
 
-/// The configuration of [`unconnected_cluster`]. Destinations may be on this machine, unless `conf` has `outbox.http_allow`.
+/// The configuration of [`unconnected_cluster`]. Destinations may be on this machine, unless `conf` has
+/// `outbox.http_allow`.
 pub fn unconnected_builder(url: &str, exchange: &str, conf: &[&str]) -> ClusterBuilder {
     let builder = Cluster::builder()
         .extension()

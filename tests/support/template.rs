@@ -1,5 +1,5 @@
-//! Makes data directories. Called by the cluster. initdb takes about 1 s and CREATE EXTENSION 0.5 s, a copy under 0.1 s.
-//! So both run once for each work directory, version, user and build of the extension.
+//! Makes data directories. Called by the cluster. initdb takes about 1 s and CREATE EXTENSION 0.5 s, a copy under 0.1
+//! s. So both run once for each work directory, version, user and build of the extension.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -31,7 +31,8 @@ pub(crate) fn template(installation: &Installation, with_extension: bool) -> Pat
 
 pub(crate) fn copy(template: &Path, data_dir: &Path) {
     create_owned_dir(data_dir);
-    // As the user of the server, so that nothing need be preserved: that would double the work for each of a thousand files.
+    // As the user of the server, so that nothing need be preserved: that would double the work for each of a thousand
+    // files.
     let mut copy = Command::new("cp");
     process::run_as(&mut copy, process::postgres_account());
     process::run(
@@ -59,8 +60,8 @@ fn template_with_extension(installation: &Installation) -> PathBuf {
             .conf("outbox.databases = 'another'") // no worker writes into the template
             .start_from(&plain);
         cluster.exec("postgres", "create extension outbox");
-        // Since Postgres 19 a read can begin the visibility map of a catalog, and all processes are told. The first process
-        // of a worker would end then, as if a setting had changed.
+        // Since Postgres 19 a read can begin the visibility map of a catalog, and all processes are told. The first
+        // process of a worker would end then, as if a setting had changed.
         let catalogs: String = cluster.query_one(
             "postgres",
             "select string_agg(oid::regclass::text, ', ') from pg_class

@@ -21,8 +21,8 @@ pub fn patient(timeout: Duration) -> Duration {
     timeout.mul_f64(*FACTOR)
 }
 
-/// The pause after the first probe. Each pause is longer than the one before it, up to the maximum: a long wait does not
-/// compete with the servers for the processor.
+/// The pause after the first probe. Each pause is longer than the one before it, up to the maximum: a long wait does
+/// not compete with the servers for the processor.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 

@@ -68,8 +68,8 @@ fn strangers(imports: &[(Path, Path)]) -> Vec<String> {
         .collect()
 }
 
-/// Each import that is in a circle, or between two. A module counts as one with all below it, so it may name its children,
-/// and they may name it.
+/// Each import that is in a circle, or between two. A module counts as one with all below it, so it may name its
+/// children, and they may name it.
 fn circles(imports: &[(Path, Path)]) -> Vec<String> {
     let mut edges = BTreeSet::new();
     for (from, to) in imports {

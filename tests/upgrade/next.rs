@@ -1,5 +1,5 @@
-//! The next version: what a release over this one would be. Its scripts are made as `make sql` makes them, from sql/src with a
-//! change of each kind, and its library is this one with another number.
+//! The next version: what a release over this one would be. Its scripts are made as `make sql` makes them, from sql/src
+//! with a change of each kind, and its library is this one with another number.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -146,7 +146,8 @@ alter table @extschema@.outbox_audit drop constraint outbox_audit_action_check,
                                                              'subscribe', 'unsubscribe', 'note'));
 ";
 
-/// A private Postgres with the scripts of both versions. Its library is of this version until [`Next::install_library`].
+/// A private Postgres with the scripts of both versions. Its library is of this version until
+/// [`Next::install_library`].
 pub struct Next {
     directory: ServerDir,
     installation: Installation,

@@ -103,7 +103,8 @@ fn a_role_with_outbox_relay_alone_runs_a_worker_and_reads_no_table() {
     }
 }
 
-/// The calls of the protocol in which a worker says its name. Maintenance removes a worker named server-… that has ended.
+/// The calls of the protocol in which a worker says its name. Maintenance removes a worker named server-… that has
+/// ended.
 const CALLS: [&str; 6] = [
     "heartbeat('other-1', 1, 10)",
     "report('other-1', 'default', 'connected', null, null, null)",

@@ -397,8 +397,8 @@ fn a_worker_outside_posts_nothing_without_the_secret_of_the_destination() {
     assert_eq!(requests[0].header("authorization"), "Bearer of-the-courier");
 }
 
-/// A source with events of each kind: to be sent, one whose type is NULL, one that takes longer than a worker waits, and one
-/// that is gone.
+/// A source with events of each kind: to be sent, one whose type is NULL, one that takes longer than a worker waits,
+/// and one that is gone.
 const JOURNAL: &str = "create schema desk; create role clerk; grant usage, create on schema desk to clerk; set role clerk;
     create table desk.journal (position bigint generated always as identity primary key, kind text, at timestamptz default now(), body jsonb);
     create function desk.slow(body jsonb) returns jsonb language plpgsql as $$

@@ -66,8 +66,8 @@ pub fn drain(servers: &mut Servers, count: u32) -> Drained {
     drained
 }
 
-/// Begins the work of a relay and waits until `published` has grown by `count`. `sessions`: the processes of Postgres that
-/// do the work, unless they are workers of the outbox.
+/// Begins the work of a relay and waits until `published` has grown by `count`. `sessions`: the processes of Postgres
+/// that do the work, unless they are workers of the outbox.
 pub fn watch(
     servers: &mut Servers,
     sessions: &[i32],

@@ -80,7 +80,8 @@ pub struct BarePublisher {
 }
 
 impl BarePublisher {
-    /// Connects with one channel. Runs on the calling thread, as in the extension; lapin has its own thread in addition.
+    /// Connects with one channel. Runs on the calling thread, as in the extension; lapin has its own thread in
+    /// addition.
     pub fn connect(port: u16) -> Self {
         Self::connect_with(Builder::new_current_thread(), port, 1)
     }

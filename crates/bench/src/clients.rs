@@ -1,5 +1,5 @@
-//! Clients of an application, each on a thread: every transaction writes a business row and an event. They take the time
-//! until COMMIT is answered, and until a consumer has the message. Called by the rows latency and commits.
+//! Clients of an application, each on a thread: every transaction writes a business row and an event. They take the
+//! time until COMMIT is answered, and until a consumer has the message. Called by the rows latency and commits.
 
 use std::collections::HashMap;
 use std::sync::Barrier;

@@ -1,5 +1,5 @@
-//! Rows drain and sizes: the outbox emptying a backlog ÷ a bare publisher of equal messages. Drain runs for each type of
-//! queue, with the broker pinned to its own core and without pinning. The processor time of each part shows the best
+//! Rows drain and sizes: the outbox emptying a backlog ÷ a bare publisher of equal messages. Drain runs for each type
+//! of queue, with the broker pinned to its own core and without pinning. The processor time of each part shows the best
 //! rate that its core could reach. Sizes has large bodies.
 
 use serde_json::Value;

@@ -1,5 +1,5 @@
-//! Row http: an HTTP destination emptying a backlog ÷ a bare client of ureq that sends the same requests. The receiver runs
-//! in this process and takes its time for each answer, so that requests in flight decide, and not the receiver.
+//! Row http: an HTTP destination emptying a backlog ÷ a bare client of ureq that sends the same requests. The receiver
+//! runs in this process and takes its time for each answer, so that requests in flight decide, and not the receiver.
 
 use std::collections::HashSet;
 use std::sync::Mutex;

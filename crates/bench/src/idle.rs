@@ -1,5 +1,5 @@
-//! Row idle: the processor time of a server whose outbox has nothing to do ÷ that of a server without the extension. The
-//! broker is connected and has nothing to do either.
+//! Row idle: the processor time of a server whose outbox has nothing to do ÷ that of a server without the extension.
+//! The broker is connected and has nothing to do either.
 
 use std::thread;
 use std::time::{Duration, Instant};

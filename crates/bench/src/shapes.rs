@@ -1,4 +1,5 @@
-//! Rows keys, snapshot, backlog: the drain of a backlog under one circumstance ÷ under another, both by the outbox. The queue has the first requested type; no process is pinned.
+//! Rows keys, snapshot, backlog: the drain of a backlog under one circumstance ÷ under another, both by the outbox. The
+//! queue has the first requested type; no process is pinned.
 
 use crate::backlog::{self, KEYS};
 use crate::events::EventMaker;

@@ -1,9 +1,10 @@
-//! The rows that a transaction has written and that have no event yet, in the order of the writes. Called by the session
-//! that writes them: `src/session/capture.rs`.
+//! The rows that a transaction has written and that have no event yet, in the order of the writes. Called by the
+//! session that writes them: `src/session/capture.rs`.
 //!
 //! A change is noted when its row is written. Its event is made later, at the end of its query or earlier, and in the
-//! order of this log. Two kinds of change wait for the end of their query: a delete that may be the first half of a move
-//! to another partition, and the new aggregate of an update that changes the id. Another row may still have that id.
+//! order of this log. Two kinds of change wait for the end of their query: a delete that may be the first half of a
+//! move to another partition, and the new aggregate of an update that changes the id. Another row may still have that
+//! id.
 //!
 //! If a savepoint is rolled back, its changes are forgotten. A change from before it, whose event was stored inside, is
 //! to be stored again.
@@ -82,7 +83,8 @@ struct Query {
     arrivals: Arrivals,
 }
 
-/// The last row that a query has deleted from a partition, if it may be moving to another one: the numbers of both halves.
+/// The last row that a query has deleted from a partition, if it may be moving to another one: the numbers of both
+/// halves.
 #[derive(Clone, Copy, Debug)]
 struct Moving {
     left: u64,
@@ -229,9 +231,9 @@ impl ChangeLog {
         query.is_some_and(|query| query.moving.is_some_and(|moving| moving.arrived.is_some()))
     }
 
-    /// Core has evaluated the clause of a partitioned table, as it does right after a row has moved between partitions: the
-    /// delete and the insert are one update. `left`: the version that the row has left; None = core says nothing of it.
-    /// False: this is no move, or its events are stored.
+    /// Core has evaluated the clause of a partitioned table, as it does right after a row has moved between partitions:
+    /// the delete and the insert are one update. `left`: the version that the row has left; None = core says nothing of
+    /// it. False: this is no move, or its events are stored.
     pub fn moved(&mut self, query: u64, left: Option<Version>) -> bool {
         let moving = self.running(query).and_then(|query| query.moving.take());
         moving.is_some_and(|moving| self.join(moving, |old| left.is_none_or(|left| left == old)))
@@ -295,8 +297,8 @@ impl ChangeLog {
         next
     }
 
-    /// This update changes the id of the aggregate. It is a delete from now on; the new aggregate comes after the rows of
-    /// its query.
+    /// This update changes the id of the aggregate. It is a delete from now on; the new aggregate comes after the rows
+    /// of its query.
     pub fn split(&mut self, number: u64, key: String) {
         let Some(position) = self.position(number) else { return };
         let RowChange { origin, write, .. } = &mut self.pending[position];

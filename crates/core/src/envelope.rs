@@ -249,8 +249,8 @@ mod tests {
         );
     }
 
-    /// Its own texts are escaped, each byte as six: the largest body that a format makes of an event. An actor that fits
-    /// in a header has at most 64 KiB.
+    /// Its own texts are escaped, each byte as six: the largest body that a format makes of an event. An actor that
+    /// fits in a header has at most 64 KiB.
     #[test]
     fn the_largest_event_is_a_message_that_rabbitmq_4_takes_in_every_format() {
         const MAX_MESSAGE_SIZE: usize = 16 << 20;

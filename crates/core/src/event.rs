@@ -46,7 +46,8 @@ pub struct EventColumn {
 }
 
 /// The limit of an event, in bytes as [`Event::body_bytes`] counts them. RabbitMQ 4 refuses a message over 16 MiB by
-/// default. The difference is room for the rest of the body: the other members of an envelope, and the escapes of its texts.
+/// default. The difference is room for the rest of the body: the other members of an envelope, and the escapes of its
+/// texts.
 pub const EVENT_BYTES_MAX: usize = 15 << 20;
 
 /// The type of a column.
@@ -165,7 +166,8 @@ impl Event {
     }
 }
 
-/// The event of a message with that key, or why the message can never be sent. Err: why the key or the event cannot be read.
+/// The event of a message with that key, or why the message can never be sent. Err: why the key or the event cannot be
+/// read.
 ///
 /// # Errors The reason, for the dead letter.
 pub fn sendable(key: Result<(), String>, event: Result<Event, String>) -> Result<Event, String> {

@@ -1,6 +1,6 @@
-//! A handoff: a message as bytes, with its event unless that is in a source. A session copies it into a slot in shared memory before it commits,
-//! and a worker reads it there. Both run the same build in the same server, so the format has no version. Used by
-//! `src/shared/fast_path.rs`.
+//! A handoff: a message as bytes, with its event unless that is in a source. A session copies it into a slot in shared
+//! memory before it commits, and a worker reads it there. Both run the same build in the same server, so the format has
+//! no version. Used by `src/shared/fast_path.rs`.
 
 use crate::event::{Event, EventRow};
 use crate::message::Pointer;
@@ -9,8 +9,8 @@ use crate::partition::Partition;
 /// The length of a text that is null.
 const NONE: u32 = u32::MAX;
 
-/// Packs a message that has just been enqueued: it was never claimed, failed or replayed, and does not expire. Without its
-/// event the worker reads that.
+/// Packs a message that has just been enqueued: it was never claimed, failed or replayed, and does not expire. Without
+/// its event the worker reads that.
 pub fn pack(pointer: &Pointer, event: Option<&Event>) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(256 + event.map_or(0, |event| event.payload.len()));
     let partition = i64::from(pointer.partition.as_i16());

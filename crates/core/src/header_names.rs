@@ -86,8 +86,8 @@ pub(crate) fn static_name(transport: TransportKind, format: Format, name: &str) 
     Ok(name)
 }
 
-/// Checks the name of a header whose value is a secret of the destination. Only HTTP has such headers. The rule is that of
-/// all formats, because the format may change; `Authorization` is allowed, as the option is for credentials.
+/// Checks the name of a header whose value is a secret of the destination. Only HTTP has such headers. The rule is that
+/// of all formats, because the format may change; `Authorization` is allowed, as the option is for credentials.
 ///
 /// # Errors
 /// [`Refusal`] unless a destination may set it.

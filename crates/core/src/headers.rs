@@ -175,7 +175,8 @@ pub(crate) fn own(json: &str) -> Result<Vec<Header>, Refusal> {
 }
 
 /// One valid JSON value as a header; null means no header. A value that a header cannot hold without loss becomes the
-/// text of its JSON: objects, arrays, integers beyond 64 bits, numbers with more digits or a larger exponent than a double.
+/// text of its JSON: objects, arrays, integers beyond 64 bits, numbers with more digits or a larger exponent than a
+/// double.
 fn header_value(json: &str) -> Result<Option<HeaderValue>, Refusal> {
     let as_text = || HeaderValue::Text(json.to_owned().into());
     Ok(Some(match json.as_bytes().first() {

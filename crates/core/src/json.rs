@@ -25,8 +25,8 @@ pub(crate) fn not_json(column: &str, error: &serde_json::Error) -> Refusal {
     )
 }
 
-/// The members of a JSON object by name, in a form that is the same text for values that are equal as jsonb. Empty unless
-/// it is an object.
+/// The members of a JSON object by name, in a form that is the same text for values that are equal as jsonb. Empty
+/// unless it is an object.
 pub(crate) fn comparable_members(json: &str) -> BTreeMap<String, String> {
     members(json, NESTED_MAX).unwrap_or_default()
 }
@@ -71,8 +71,8 @@ fn comparable(json: &str, depth: u8) -> String {
     form.unwrap_or_else(|| json.to_owned())
 }
 
-/// The significant digits of a number in JSON, and the power of ten of the first of them. Two texts of one number have the
-/// same.
+/// The significant digits of a number in JSON, and the power of ten of the first of them. Two texts of one number have
+/// the same.
 pub(crate) fn decimal(number: &str) -> (String, i64) {
     let (mantissa, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
     let (whole, fraction) = mantissa

@@ -55,8 +55,8 @@ impl OrderedKey {
         })
     }
 
-    /// The name of the unit of order of a message: its key, or the label of its partition; None if it has none. A transport
-    /// that sends several messages at a time orders them by it.
+    /// The name of the unit of order of a message: its key, or the label of its partition; None if it has none. A
+    /// transport that sends several messages at a time orders them by it.
     pub fn name_of(pointer: &Pointer, ordering: Ordering) -> Option<String> {
         match ordering {
             Ordering::Key => pointer.key.clone(),

@@ -1,6 +1,5 @@
-//! The command in a remedy of `outbox_health`, `outbox_why` or a refusal of a broker, for a program that copies or runs it,
-//! and the words that it is made of.
-//! tests/remedies.rs types the commands that this finds.
+//! The command in a remedy of `outbox_health`, `outbox_why` or a refusal of a broker, for a program that copies or runs
+//! it, and the words that it is made of. tests/remedies.rs types the commands that this finds.
 
 /// What begins a command.
 const BEGINS: [&str; 15] = [
@@ -59,8 +58,8 @@ pub fn alternatives(remedy: &str) -> Vec<&str> {
     found
 }
 
-/// Where the first of the words outside of '…' and "…" begins and ends. Between quotes is a name of SQL or of a shell, which
-/// another role may have chosen.
+/// Where the first of the words outside of '…' and "…" begins and ends. Between quotes is a name of SQL or of a shell,
+/// which another role may have chosen.
 fn find_unquoted(text: &str, words: &[&str]) -> Option<(usize, usize)> {
     let mut quote = None;
     let (mut last, mut last_but_one) = (' ', ' ');

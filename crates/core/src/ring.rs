@@ -1,5 +1,5 @@
-//! A ring of time slots in the server's shared memory. Processes count in it without a lock. A slot holds a period, such as
-//! a minute, and is cleared when a later period takes its place. A restart of the server clears all.
+//! A ring of time slots in the server's shared memory. Processes count in it without a lock. A slot holds a period,
+//! such as a minute, and is cleared when a later period takes its place. A restart of the server clears all.
 
 use std::sync::atomic::{
     AtomicI64, AtomicU32,
@@ -9,8 +9,8 @@ use std::sync::atomic::{
 /// A process clears the slot for another period.
 const CLEARING: i64 = -1;
 
-/// `SLOTS` periods with `COUNTS` numbers each. Keep at least one period more than are read: the slot of a new one replaces
-/// the oldest.
+/// `SLOTS` periods with `COUNTS` numbers each. Keep at least one period more than are read: the slot of a new one
+/// replaces the oldest.
 #[derive(Debug)]
 #[repr(C)]
 pub struct TimeRing<const COUNTS: usize, const SLOTS: usize>([RingSlot<COUNTS>; SLOTS]);

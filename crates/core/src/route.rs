@@ -1,5 +1,5 @@
-//! Where the messages of a destination go, and their form: what `envelope` needs in addition to the event. Made from settings
-//! when a worker reads them; used for each message, on the worker's main thread.
+//! Where the messages of a destination go, and their form: what `envelope` needs in addition to the event. Made from
+//! settings when a worker reads them; used for each message, on the worker's main thread.
 
 pub use crate::format::{Format, TransportKind};
 pub use crate::template::Template;

@@ -51,8 +51,8 @@ const OF_A_WORKER: &[Setting] = &[
     (c"default_tablespace", c""),
     (c"temp_tablespaces", c""),
     (c"default_table_access_method", c"heap"),
-    // The statements of a worker are planned once and reused for years of table sizes: the right plan is always an index
-    // or a ctid.
+    // The statements of a worker are planned once and reused for years of table sizes: the right plan is always an
+    // index or a ctid.
     (c"plan_cache_mode", c"force_generic_plan"),
     (c"jit", c"off"),
     (c"enable_seqscan", c"off"),

@@ -1,10 +1,10 @@
-//! Which standbys must have a commit before its message is sent, if `outbox.publish_after` is `standby`. The worker calls
-//! it on its main thread.
+//! Which standbys must have a commit before its message is sent, if `outbox.publish_after` is `standby`. The worker
+//! calls it on its main thread.
 //!
-//! An asynchronous failover forgets the last commits of the primary. Without this rule consumers may have received their
-//! events: a message is sent when its commit is on the primary's disk. With it, a message is sent only when the WAL up
-//! to its commit is on the disks of `quorum` of the standbys too. So a standby that has all WAL that the quorum has is a
-//! new primary that knows all published events.
+//! An asynchronous failover forgets the last commits of the primary. Without this rule consumers may have received
+//! their events: a message is sent when its commit is on the primary's disk. With it, a message is sent only when the
+//! WAL up to its commit is on the disks of `quorum` of the standbys too. So a standby that has all WAL that the quorum
+//! has is a new primary that knows all published events.
 
 use std::time::Duration;
 

@@ -70,7 +70,8 @@ impl Subscriptions {
         !self.by_header.is_empty()
     }
 
-    /// The positions of the subscriptions that the event meets, in their order. `headers` is the JSON text of an object.
+    /// The positions of the subscriptions that the event meets, in their order. `headers` is the JSON text of an
+    /// object.
     pub fn met(&self, kind: &str, aggregate_type: Option<&str>, headers: Option<&str>) -> Vec<usize> {
         let headers = headers.filter(|_| self.read_headers());
         let headers = headers.map(comparable_members).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Deliveries over time: rings of counters in the server's shared memory. Workers count at settle and sessions at COMMIT;
-//! the views read. `Throughput` is for a database, `History` and `RecentTimes` are for a destination.
+//! Deliveries over time: rings of counters in the server's shared memory. Workers count at settle and sessions at
+//! COMMIT; the views read. `Throughput` is for a database, `History` and `RecentTimes` are for a destination.
 
 use crate::latency::{self, BUCKETS};
 use crate::ring::TimeRing;
@@ -155,8 +155,8 @@ impl History {
         self.long.add(minute.div_euclid(LONG_MINUTES), ended_counts(ended));
     }
 
-    /// Five numbers for each period in which a message ended, the oldest first: its start in s since 1970, its length in s,
-    /// published, retried, failed. First the periods of ten minutes, then the minutes.
+    /// Five numbers for each period in which a message ended, the oldest first: its start in s since 1970, its length
+    /// in s, published, retried, failed. First the periods of ten minutes, then the minutes.
     pub fn shown(&self, now_us: i64) -> Vec<i64> {
         let minute = now_us.div_euclid(MINUTE_US);
         let period = minute.div_euclid(LONG_MINUTES);

@@ -4,9 +4,9 @@
 /// The server truncates at 63 bytes, in front of a character of at most 4 bytes: a shorter name is whole.
 const TRUNCATED_BYTES_MIN: usize = 60;
 
-/// The bytes of the name in the text of the statement, if the server has truncated it to `name`: there the name goes on.
-/// None if it does not, or if the text has the name in another form, with `""` or as `U&"…"`. All encodings of a database
-/// are supersets of ASCII.
+/// The bytes of the name in the text of the statement, if the server has truncated it to `name`: there the name goes
+/// on. None if it does not, or if the text has the name in another form, with `""` or as `U&"…"`. All encodings of a
+/// database are supersets of ASCII.
 pub fn bytes_of_truncated(name: &[u8], statement: &[u8]) -> Option<usize> {
     if name.len() < TRUNCATED_BYTES_MIN {
         return None;

@@ -28,9 +28,9 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 /// What each session begins with. A pooler would give a session with these settings to the next client of the
 /// application, so they are no statements: it refuses them, or the mark is missing.
 ///
-/// Statements name the schema of the extension (`qualified()`). Calls cast their arguments: other roles may create functions
-/// in that schema, and Postgres would call one that matches better. With millions of messages the planner overestimates
-/// the rows: JIT compiles for 0.7 s what runs for 0.01 s.
+/// Statements name the schema of the extension (`qualified()`). Calls cast their arguments: other roles may create
+/// functions in that schema, and Postgres would call one that matches better. With millions of messages the planner
+/// overestimates the rows: JIT compiles for 0.7 s what runs for 0.01 s.
 const OPTIONS: &str = "-c search_path=pg_catalog,pg_temp -c jit=off -c outboxctl.session=on";
 const NO_POOLER: &str = "outboxctl needs a session of its own: connect to the server itself, not to a pooler.";
 
@@ -108,8 +108,8 @@ fn is_compatible(extension: &str, program: &str) -> bool {
 /// Opens a session, whether or not the database has the extension.
 pub async fn connect_anywhere(args: &ConnectArgs) -> Result<Session, Failure> {
     let mut target = target_of(args)?;
-    // The program asks only once, and only before its first session: `serve` and `top` open more while they show something
-    // else.
+    // The program asks only once, and only before its first session: `serve` and `top` open more while they show
+    // something else.
     static TYPED: OnceLock<String> = OnceLock::new();
     static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
     let question = format!("Password for user {}: ", target.config.get_user().unwrap_or_default());

@@ -1,6 +1,6 @@
-//! What `work` reports of its worker: its passes, and what the board shows of it. The worker's thread writes it, and the thread that draws copies it. Each
-//! holds the lock only while it copies, never while it draws or waits for the server. So a terminal that does not read
-//! its output cannot delay the worker.
+//! What `work` reports of its worker: its passes, and what the board shows of it. The worker's thread writes it, and
+//! the thread that draws copies it. Each holds the lock only while it copies, never while it draws or waits for the
+//! server. So a terminal that does not read its output cannot delay the worker.
 
 pub mod pass;
 

@@ -5,7 +5,8 @@ use crate::failure::{Code, Failure};
 use crate::format::capitalised;
 use clap::Error;
 
-/// The failure for an error of clap, with its tips as the hint; `command` is the name of the subcommand, if there is one.
+/// The failure for an error of clap, with its tips as the hint; `command` is the name of the subcommand, if there is
+/// one.
 pub fn failure(error: &Error, command: Option<&str>) -> Failure {
     let text = error.to_string();
     let paragraphs = text

@@ -1,6 +1,6 @@
-//! How fast is the publisher of HTTP destinations, next to bare ureq? Run by hand: cargo run --release --example http_rate
-//! [rounds] [messages] [ms] [concurrency]. Both post 300-byte bodies to one receiver in this process, which answers each
-//! request after [ms], in turn.
+//! How fast is the publisher of HTTP destinations, next to bare ureq? Run by hand: cargo run --release --example
+//! http_rate [rounds] [messages] [ms] [concurrency]. Both post 300-byte bodies to one receiver in this process, which
+//! answers each request after [ms], in turn.
 //!
 //! The bare loop is the plainest fast form: [concurrency] threads that share one counter, each with its own agent.
 

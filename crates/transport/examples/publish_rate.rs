@@ -1,8 +1,9 @@
 //! How fast is the publisher, next to bare lapin? Run by hand: OUTBOX_BROKER_PORT=… cargo run --release --example
-//! publish_rate [rounds] [messages]. Both publish 300-byte bodies to one classic durable queue, in turn, in one process,
-//! with the properties and headers of the extension.
+//! publish_rate [rounds] [messages]. Both publish 300-byte bodies to one classic durable queue, in turn, in one
+//! process, with the properties and headers of the extension.
 //!
-//! The bare loop is the fastest plain form: poll each publish once in order, await them, await the confirms, window 1,000.
+//! The bare loop is the fastest plain form: poll each publish once in order, await them, await the confirms, window
+//! 1,000.
 
 use lapin::options::*;
 use lapin::types::{AMQPValue, FieldTable};

@@ -96,7 +96,8 @@ async fn keep_connected(
         }
         life.turn.tried += 1;
         config.endpoints.rotate_left(1);
-        // Waits only after a turn over all endpoints: one that takes and drops each connection is no loop at full speed.
+        // Waits only after a turn over all endpoints: one that takes and drops each connection is no loop at full
+        // speed.
         let mut wait = Duration::ZERO;
         if life.turn.tried >= config.endpoints.len() {
             wait = life.backoff.next();
@@ -137,8 +138,8 @@ impl EndpointRound {
     }
 }
 
-/// One connection from start to end, or one failed attempt. Returns whether lapin's thread has ended with its socket, and
-/// whether the connection was idle: then it is opened again for the next batch.
+/// One connection from start to end, or one failed attempt. Returns whether lapin's thread has ended with its socket,
+/// and whether the connection was idle: then it is opened again for the next batch.
 async fn connect_and_serve(
     config: &AmqpConfig,
     intake: &mut Intake<'_>,

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 /// A wait that doubles from min to max. A connection resets it only if it lasted for at least max. A connection that
-/// breaks immediately each time (the broker closes it on a certain publish) must not be retried at full speed. With HTTP
-/// one success resets it.
+/// breaks immediately each time (the broker closes it on a certain publish) must not be retried at full speed. With
+/// HTTP one success resets it.
 pub(crate) struct Backoff {
     min: Duration,
     max: Duration,

@@ -1,5 +1,5 @@
-//! Which idle connections to brokers are closed, so that many destinations do not hold a thread and two descriptors each
-//! for ever. A message opens the connection again.
+//! Which idle connections to brokers are closed, so that many destinations do not hold a thread and two descriptors
+//! each for ever. A message opens the connection again.
 //!
 //! Used on the publisher thread alone, by `amqp`. A few connections stay for as long as the worker lives: to
 //! connect costs a broker more than to keep. Beyond them a connection ends when it was idle for long, and beyond

@@ -8,7 +8,8 @@ outbox_core::words! {
     /// Why the connection is down. `Display` describes the cause in a phrase for the health view.
     pub enum DownReason {
         Unreachable = "unreachable",
-        /// The process of the worker, or its machine, has no descriptor, thread or port left. Says nothing about the peer.
+        /// The process of the worker, or its machine, has no descriptor, thread or port left. Says nothing about the
+        /// peer.
         ProcessLimit = "process_limit",
         AuthRefused = "auth_refused",
         /// AMQP: the user has no permission to declare the exchange or to write to it.

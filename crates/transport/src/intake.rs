@@ -114,7 +114,8 @@ impl<'a> Intake<'a> {
         self.send_last_outcomes(&mut outcomes.collect());
     }
 
-    /// Runs `work` while there is no connection. Every batch is answered immediately, so that the worker can release it.
+    /// Runs `work` while there is no connection. Every batch is answered immediately, so that the worker can release
+    /// it.
     pub(crate) async fn losing_batches<T>(&mut self, reason: &str, work: impl Future<Output = T>) -> Result<T, StopBy> {
         let mut work = pin!(work);
         loop {

@@ -44,8 +44,8 @@
 //! | `ssrf` | may a request go to this address? | `outbox-http`, pure |
 //! | [`network`] | which addresses are in a network? | any, pure |
 
-/// The allocator of all Rust code of a process that delivers. Postgres' own memory is not touched. Messages are made on one
-/// thread and freed on others: docs/decisions/workers.md has the figures.
+/// The allocator of all Rust code of a process that delivers. Postgres' own memory is not touched. Messages are made on
+/// one thread and freed on others: docs/decisions/workers.md has the figures.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -51,8 +51,8 @@ pub(crate) fn is_slow(took: Duration) -> bool {
     took >= SLOW
 }
 
-/// Whether a request gets a thread now. `busy`: the threads that have a request; `young`: those of them with a young one.
-/// `has_share`: another request of the destination is on its way, or the destination is slow.
+/// Whether a request gets a thread now. `busy`: the threads that have a request; `young`: those of them with a young
+/// one. `has_share`: another request of the destination is on its way, or the destination is slow.
 fn admits(busy: usize, young: usize, has_share: bool) -> bool {
     let limit = match has_share {
         true => THREADS_MAX / 2,

@@ -1,5 +1,5 @@
-//! The worker's side of its publishers: it starts them on one thread, hands over batches, drains outcomes, and stops each
-//! in time.
+//! The worker's side of its publishers: it starts them on one thread, hands over batches, drains outcomes, and stops
+//! each in time.
 //!
 //! ======== Everything in this file runs on the worker's main thread. The other side is publisher_thread.rs. ========
 
@@ -60,8 +60,8 @@ impl Publishers {
         &self.waker
     }
 
-    /// Starts a publisher, which connects immediately and keeps reconnecting. To change the configuration, stop it and start
-    /// another: a new connection is needed anyway, and outcomes never mix.
+    /// Starts a publisher, which connects immediately and keeps reconnecting. To change the configuration, stop it and
+    /// start another: a new connection is needed anyway, and outcomes never mix.
     pub fn start(&self, transport: impl Transport) -> io::Result<Publisher> {
         transport.check()?;
         let undrained_max = transport.window().saturating_mul(UNDRAINED_WINDOWS_MAX);
@@ -204,7 +204,8 @@ impl Publisher {
     /// process must exit.
     pub fn stop(&mut self, limit: Duration) -> bool {
         self.request_stop(limit);
-        // No value is ever sent. The receive ends at the timeout, or when the transport drops the sender as its last act.
+        // No value is ever sent. The receive ends at the timeout, or when the transport drops the sender as its last
+        // act.
         let has_ended = self.ended.recv_timeout(limit) != Err(std_mpsc::RecvTimeoutError::Timeout);
         if has_ended {
             self.thread = None;

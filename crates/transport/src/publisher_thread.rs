@@ -1,5 +1,5 @@
-//! The publisher thread from start to end: it runs the transports of all destinations of a worker, and reports the death
-//! of each.
+//! The publisher thread from start to end: it runs the transports of all destinations of a worker, and reports the
+//! death of each.
 //!
 //! ======== From here on: publisher thread. No Postgres, no signal, no panic that gets out. ========
 //!

@@ -1,11 +1,11 @@
-//! What to do at a RabbitMQ that refuses: its errors are English, and no other code reads them for advice. Pure; a worker
-//! calls it when it reports the state of a connection.
+//! What to do at a RabbitMQ that refuses: its errors are English, and no other code reads them for advice. Pure; a
+//! worker calls it when it reports the state of a connection.
 
 use crate::down::DownReason;
 use outbox_core::remedy::shell_word;
 
-/// The detail of a broken connection in words for the health view, and the command that ends the refusal. `None` = there
-/// is none, or a name in it could not stand in a command.
+/// The detail of a broken connection in words for the health view, and the command that ends the refusal. `None` =
+/// there is none, or a name in it could not stand in a command.
 pub fn of_refusal(reason: DownReason, detail: &str, exchange: &str) -> (String, Option<String>) {
     let same = |remedy| (detail.to_owned(), remedy);
     let (vhost, user) = refused(detail).map_or((None, None), |(vhost, user)| (vhost, Some(user)));
@@ -79,8 +79,9 @@ pub fn of_alarm(detail: &str) -> Option<&'static str> {
     }
 }
 
-/// The virtual host and the user of `… in vhost 'v' refused for user 'u'`. Read from the end, because a destination names its
-/// exchange, and could name another user in it. After the user may come `: …`, `, backend …` or ` by backend …`.
+/// The virtual host and the user of `… in vhost 'v' refused for user 'u'`. Read from the end, because a destination
+/// names its exchange, and could name another user in it. After the user may come `: …`, `, backend …` or ` by backend
+/// …`.
 fn refused(detail: &str) -> Option<(Option<&str>, &str)> {
     let (before, rest) = detail.rsplit_once("refused for user '")?;
     let is_end = |rest: &str| {

@@ -3,8 +3,8 @@
 //! A message crosses three threads of its worker between COMMIT and the socket; each runs for some tens of µs. A thread
 //! that is woken often interrupts the one that runs: the session that has just committed, or the broker that is to get
 //! the message. As SCHED_BATCH it lets that one go on. With short slices it is the next: when all cores are busy, a
-//! thread with longer ones would wait until others have used theirs up. Its share of the processor stays the same. Slices
-//! are `sched_runtime` (EEVDF, Linux 6.12); older kernels ignore it.
+//! thread with longer ones would wait until others have used theirs up. Its share of the processor stays the same.
+//! Slices are `sched_runtime` (EEVDF, Linux 6.12); older kernels ignore it.
 
 use std::time::Duration;
 

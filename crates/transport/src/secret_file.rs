@@ -1,6 +1,6 @@
-//! Reads a file with a secret, if it is private by the rule of core for the key of a server
-//! (libpq/be-secure-common.c, check_ssl_key_file_permissions): it belongs to the user of the process and nobody else may
-//! access it, or it belongs to root and its group may read it. Kubernetes mounts secrets in the second way.
+//! Reads a file with a secret, if it is private by the rule of core for the key of a server (libpq/be-secure-common.c,
+//! check_ssl_key_file_permissions): it belongs to the user of the process and nobody else may access it, or it belongs
+//! to root and its group may read it. Kubernetes mounts secrets in the second way.
 
 use std::fmt;
 use std::fs::File;
@@ -51,8 +51,8 @@ pub fn read_secret_file(path: &Path) -> Result<Vec<u8>, SecretFileError> {
     }
 }
 
-/// Why a file is not private, and what to type in front of its name. `user` is that of the process; root reads the files of
-/// all users, as with libpq.
+/// Why a file is not private, and what to type in front of its name. `user` is that of the process; root reads the
+/// files of all users, as with libpq.
 fn exposed(is_file: bool, owner: u32, mode: u32, user: u32) -> Option<(&'static str, &'static str)> {
     let is_open = |others: u32| mode & others != 0;
     match owner {

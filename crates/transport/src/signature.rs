@@ -1,5 +1,6 @@
 //! Signs a message as the Standard Webhooks specification demands (standardwebhooks.com, 1.0.0), so that receivers can
-//! verify it with any library for that standard. Pure; called by `http::request` on the request threads, and by a receiver.
+//! verify it with any library for that standard. Pure; called by `http::request` on the request threads, and by a
+//! receiver.
 
 use crate::Secret;
 use base64::Engine;

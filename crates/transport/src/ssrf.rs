@@ -73,8 +73,8 @@ impl AllowList {
         }
     }
 
-    /// Why nothing may be sent to a host that is an address or `localhost`; None for any other name, which may resolve to
-    /// whatever address later.
+    /// Why nothing may be sent to a host that is an address or `localhost`; None for any other name, which may resolve
+    /// to whatever address later.
     pub(crate) fn refusal_of(&self, host: &str) -> Option<String> {
         let address = match plain_host(host).as_str() {
             "localhost" => Ipv4Addr::LOCALHOST.into(),

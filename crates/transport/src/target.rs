@@ -23,8 +23,8 @@ use std::time::Duration;
 pub struct Target {
     pub transport: Protocol,
     pub certificates: Certificates,
-    /// Hosts and networks that may be reached although they are not public. As a default, those of the destinations with a
-    /// URL of their own.
+    /// Hosts and networks that may be reached although they are not public. As a default, those of the destinations
+    /// with a URL of their own.
     pub allow: AllowList,
     pub format: Format,
     /// Headers and properties that each message carries, whatever the event.
@@ -35,8 +35,8 @@ pub struct Target {
     pub confirm_timeout: Duration,
 }
 
-/// The longest wait for each step of connecting, unless a destination has another one. A shorter confirm_timeout limits it
-/// too.
+/// The longest wait for each step of connecting, unless a destination has another one. A shorter confirm_timeout limits
+/// it too.
 pub const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(10);
 
 /// The limits of a destination; 0 = no limit. The connection does not use them.
@@ -149,8 +149,8 @@ impl Target {
         }
     }
 
-    /// Why no message can be sent, if that follows from the hosts in the URL and the list of what may be reached: the host,
-    /// and the reason.
+    /// Why no message can be sent, if that follows from the hosts in the URL and the list of what may be reached: the
+    /// host, and the reason.
     pub fn refused_host(&self) -> Option<(String, String)> {
         let hosts: Vec<String> = match &self.transport {
             Protocol::Amqp(amqp) => amqp

@@ -49,7 +49,8 @@ fn pass(time: Duration) {
     }
 }
 
-/// Asserts that the publisher thread waits for events. If it looked for them every 2 ms, it would wait once for each time.
+/// Asserts that the publisher thread waits for events. If it looked for them every 2 ms, it would wait once for each
+/// time.
 fn assert_does_not_poll() {
     let (before, began) = (waits(), Instant::now());
     pass(Duration::from_millis(200));

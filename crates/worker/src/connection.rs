@@ -123,8 +123,8 @@ impl<P: DestinationPublisher> Connection<P> {
     }
 
     /// Takes the events of the publisher: returns the outcomes and keeps the last state. The flag is true if the
-    /// publisher is gone: its thread ended, or it was stopped because a file that it reads changed. No more outcomes come
-    /// then.
+    /// publisher is gone: its thread ended, or it was stopped because a file that it reads changed. No more outcomes
+    /// come then.
     pub fn take(&mut self, now: Instant) -> (Outcomes, bool) {
         let Some(publisher) = &mut self.publisher else {
             return (Vec::new(), false);

@@ -211,8 +211,8 @@ impl<R: Runtime> Destination<R> {
         is_new
     }
 
-    /// Connects again immediately, if a session requested a recheck and there is no connection. A connection that works is
-    /// not touched, nor an HTTP receiver that is down: it may have said when to try again.
+    /// Connects again immediately, if a session requested a recheck and there is no connection. A connection that works
+    /// is not touched, nor an HTTP receiver that is down: it may have said when to try again.
     pub fn recheck(&mut self, common: &Common<R>) {
         if !std::mem::take(&mut self.report.wants_recheck) {
             return;

@@ -5,8 +5,9 @@
 //! the tables (by SPI or by a session), shared memory, clocks, connections, settings, log and statistics. A simulation
 //! is a runtime, too. This crate knows neither Postgres nor a terminal.
 //!
-//! The runtime runs the loop around [`Worker::pass`] and the wait between two passes. It also ends the process, and opens
-//! a new session when one is lost. Nothing unwinds through the worker, and all of it runs on the thread that calls it.
+//! The runtime runs the loop around [`Worker::pass`] and the wait between two passes. It also ends the process, and
+//! opens a new session when one is lost. Nothing unwinds through the worker, and all of it runs on the thread that
+//! calls it.
 //!
 //! | module | question it answers |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! The client of the worker protocol: it calls the functions of sql/src/30_worker.sql and decodes their rows. A worker in
-//! the server calls them through SPI, one outside through its session: each is a [`Db`].
+//! The client of the worker protocol: it calls the functions of sql/src/30_worker.sql and decodes their rows. A worker
+//! in the server calls them through SPI, one outside through its session: each is a [`Db`].
 
 use crate::settings::{Described, Mapping};
 use outbox_core::engine::{Batch, CLAIM_BYTES_MAX, Claimed, DueMessages, Events, HeldLease, Lane, RowId, Settlement};
@@ -22,8 +22,8 @@ pub trait Db {
 
     /// The function that claims with leasing off.
     const CLAIM_UNLEASED: &'static str;
-    /// Settles messages in any way. $1 is the worker; then arrays of tids, seqs, destinations, partitions, tokens, actions,
-    /// delays and reasons; and, if the caller gives them, delivery times.
+    /// Settles messages in any way. $1 is the worker; then arrays of tids, seqs, destinations, partitions, tokens,
+    /// actions, delays and reasons; and, if the caller gives them, delivery times.
     const SETTLE: &'static str;
     /// Whether each statement is a transaction. Else an error undoes what others did before.
     const COMMITS_EACH: bool;
@@ -36,14 +36,14 @@ pub trait Db {
         read: impl FnMut(&Self::ResultRow<'_>) -> Result<T, Self::Error>,
     ) -> Result<Vec<T>, Self::Error>;
 
-    /// Settles messages as [`SETTLE`](Self::SETTLE) does, if this is possible without it. Returns the number of rows that
-    /// changed; None: nothing was done.
+    /// Settles messages as [`SETTLE`](Self::SETTLE) does, if this is possible without it. Returns the number of rows
+    /// that changed; None: nothing was done.
     fn settle_published(&self, _worker: &str, _batch: &[Settlement]) -> Result<Option<usize>, Self::Error> {
         Ok(None)
     }
 
-    /// Claims messages as [`WorkerProtocol::claim`] does, if their rows can be chosen without a statement. None: nothing was
-    /// done.
+    /// Claims messages as [`WorkerProtocol::claim`] does, if their rows can be chosen without a statement. None:
+    /// nothing was done.
     fn claim(&self, _worker: &str, _destination: &str, _lanes: &[Lane]) -> Result<Option<ClaimedBatch>, Self::Error> {
         Ok(None)
     }
@@ -178,7 +178,8 @@ impl<D: Db> WorkerProtocol<D> {
         self.db.run(Statement::Write(sql), &args, |_| Ok(())).map(drop)
     }
 
-    /// The destinations of this database. `mapping` returns the user mapping of a foreign server for this worker's role.
+    /// The destinations of this database. `mapping` returns the user mapping of a foreign server for this worker's
+    /// role.
     pub fn destinations(&self, mapping: impl Fn(Kind, u32) -> Mapping) -> Result<Vec<Described>, D::Error> {
         let sql = "select outbox_internal.legible(d.destination), d.wrapper, d.server::bigint, d.paused,
                           array(select outbox_internal.legible(o) from unnest(d.options) with ordinality u (o, i) order by i),
@@ -293,9 +294,9 @@ impl<D: Db> WorkerProtocol<D> {
         ))
     }
 
-    /// Replaces the events of a claim by those of the source, if one is set. Messages that cannot be read now are unclaimed.
-    /// Events of outbox_events that the claim found under the same seqs are others. (So each claim searches an index that is
-    /// usually empty. Without that, the functions of a claim would exist twice.)
+    /// Replaces the events of a claim by those of the source, if one is set. Messages that cannot be read now are
+    /// unclaimed. Events of outbox_events that the claim found under the same seqs are others. (So each claim searches
+    /// an index that is usually empty. Without that, the functions of a claim would exist twice.)
     fn with_events(&self, mut claimed: ClaimedBatch, unclaim: &Disposition) -> Result<ClaimedBatch, D::Error> {
         let batch = &mut claimed.batch;
         if batch.rows.is_empty() {
@@ -406,8 +407,8 @@ impl<D: Db> WorkerProtocol<D> {
         })
     }
 
-    /// Writes the dispositions of claimed messages. Returns the number of rows that changed. `dead_blocks`: which messages
-    /// wait behind a dead letter. `took_us`: delivery times, if the statement records them.
+    /// Writes the dispositions of claimed messages. Returns the number of rows that changed. `dead_blocks`: which
+    /// messages wait behind a dead letter. `took_us`: delivery times, if the statement records them.
     pub fn settle(
         &self,
         batch: &[Settlement],
@@ -428,8 +429,8 @@ impl<D: Db> WorkerProtocol<D> {
         if changed == batch.len() {
             return Ok(changed);
         }
-        // Rows that moved (VACUUM FULL) are found again by key. Rows that are gone, or carry another token, are no longer
-        // this worker's.
+        // Rows that moved (VACUUM FULL) are found again by key. Rows that are gone, or carry another token, are no
+        // longer this worker's.
         let (seqs, destinations, partitions) = keys(batch);
         let sql = "select outbox_internal.locate($1, $2, $3)::text[]";
         let tids = (self.db).one(Statement::Read(sql), &[seqs, destinations, partitions], |row| {
@@ -545,8 +546,8 @@ pub fn marked<R: ResultRow>(row: &R, destination: &Arc<str>) -> Result<Marked, R
     Ok((row.row_id(column::TID)?, pointer, key))
 }
 
-/// Decodes a claimed message. If its texts cannot be read, only this message becomes a dead letter: the others of its claim
-/// continue. `remark`: why they cannot.
+/// Decodes a claimed message. If its texts cannot be read, only this message becomes a dead letter: the others of its
+/// claim continue. `remark`: why they cannot.
 fn claimed<R: ResultRow>(row: &R, destination: &Arc<str>, remark: Option<String>) -> Result<Claimed, R::Error> {
     let marked = marked(row, destination)?;
     let mut columns = ClaimedEventColumns {
@@ -564,8 +565,8 @@ fn claimed<R: ResultRow>(row: &R, destination: &Arc<str>, remark: Option<String>
     })
 }
 
-/// A claimed message with its key and its event, or why one of them cannot be read. An event without an id is not in the
-/// event store.
+/// A claimed message with its key and its event, or why one of them cannot be read. An event without an id is not in
+/// the event store.
 pub fn with_event((row_id, pointer, key): Marked, event: Result<Event, String>) -> Claimed {
     // Without a key, no message waits for this one, and this one waits for none.
     let (key, is_readable) = match key {

@@ -1,5 +1,6 @@
-//! The traits that the process around a worker implements: shared memory, connections, clocks, settings, leases, log and
-//! statistics. The worker calls them on its own thread. They take `&self`: a runtime keeps in cells what it must change.
+//! The traits that the process around a worker implements: shared memory, connections, clocks, settings, leases, log
+//! and statistics. The worker calls them on its own thread. They take `&self`: a runtime keeps in cells what it must
+//! change.
 
 use crate::report::{PassCounts, PassEnd};
 use crate::settings::{Described, WorkerSettings};
@@ -70,8 +71,8 @@ pub trait Runtime: Memory {
     // ---- leases -----------------------------------------------------------------------------------------------------
 
     /// Writes the heartbeat. Then renews, releases and takes leases by `plan`, which is called with the live workers
-    /// and all leases. One transaction, where the runtime can do that. With leasing off `plan` is not called. `is_idle`:
-    /// the last pass claimed nothing.
+    /// and all leases. One transaction, where the runtime can do that. With leasing off `plan` is not called.
+    /// `is_idle`: the last pass claimed nothing.
     fn tend(
         &self,
         is_idle: bool,
@@ -95,10 +96,11 @@ pub trait Runtime: Memory {
     /// standbys that are connected to this server.
     fn replication(&self) -> Result<Replication, Self::Error>;
 
-    // ---- shared memory, in addition to what the engine reads of it ------------------------------------------------------------
+    // ---- shared memory, in addition to what the engine reads of it
+    // ------------------------------------------------------------
 
-    /// Takes the rewinds of these lanes: the lowest seq that was committed in each since the last call, also by prepared
-    /// transactions. Err: rewinds of any destination may be lost.
+    /// Takes the rewinds of these lanes: the lowest seq that was committed in each since the last call, also by
+    /// prepared transactions. Err: rewinds of any destination may be lost.
     fn take_rewinds(&self, destination: &str, leases: &[HeldLease]) -> Result<Vec<(Partition, i64)>, Self::Error>;
     /// Whether two destinations share their rewinds, so that the other must be told what one of them took.
     fn share_rewinds(&self, one: &str, other: &str) -> bool;

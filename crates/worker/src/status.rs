@@ -93,8 +93,8 @@ impl ConnectionStatus {
         }
     }
 
-    /// The detail as outbox_connections stores it: a line feed separates the remedy, which `outbox_internal.connections`
-    /// splits off.
+    /// The detail as outbox_connections stores it: a line feed separates the remedy, which
+    /// `outbox_internal.connections` splits off.
     pub fn detail_and_remedy(&self) -> Option<String> {
         let detail = self.detail.as_ref()?.replace('\n', " ");
         Some(match &self.remedy {

@@ -1,4 +1,5 @@
-//! Enqueues events that are stored: in a user's backend, in its transaction, with the rights of the owner of the tables.
+//! Enqueues events that are stored: in a user's backend, in its transaction, with the rights of the owner of the
+//! tables.
 
 use super::insert;
 use super::new_event::Times;
@@ -190,8 +191,9 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
     Ok(enqueued.len() as i64)
 }
 
-/// Refuses messages that would exceed `max_pending` of a destination, before anything is written. Concurrent transactions
-/// do not count each other's messages. Messages that an operator brings back (retry, replay) were counted before.
+/// Refuses messages that would exceed `max_pending` of a destination, before anything is written. Concurrent
+/// transactions do not count each other's messages. Messages that an operator brings back (retry, replay) were counted
+/// before.
 pub(super) fn check_max_pending(destination: &str, more: usize) -> Result<(), UserError> {
     let number = statistics::number_of(destination);
     let Some((pending, max_pending)) = statistics::fill_of(number) else {

@@ -4,8 +4,8 @@ use crate::pg::spi::types::Oid;
 use crate::pg::spi::{OwnedPreparedStatement, Param, SpiClient, SpiResult};
 use crate::pg::table::{Column, Layout, Value};
 
-/// Prepares the statement that writes one row, or many given as arrays. Its parameters are the given columns, then those of
-/// `more`: further columns with their expressions, which have these types. `end`: what follows.
+/// Prepares the statement that writes one row, or many given as arrays. Its parameters are the given columns, then
+/// those of `more`: further columns with their expressions, which have these types. `end`: what follows.
 ///
 /// One row is by far the most frequent case: with arrays its statement takes a third longer.
 pub fn prepare(

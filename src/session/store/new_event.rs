@@ -1,5 +1,5 @@
-//! An event on its way from the arguments of outbox_publish, or from a captured row, to the columns of outbox_events. Runs
-//! in a user's backend.
+//! An event on its way from the arguments of outbox_publish, or from a captured row, to the columns of outbox_events.
+//! Runs in a user's backend.
 
 use crate::config::Context;
 use crate::error::{UserError, internal, invalid};
@@ -21,8 +21,8 @@ const AVAILABLE_AT: usize = 11;
 const EXPIRES_AT: usize = 13;
 const IF_EXISTS: usize = 14;
 
-/// The aggregate_id of a captured row: its id, or the SHA-256 of one that makes a key too long to send. The row can then be
-/// written, changed and deleted like any other, and its events have one key.
+/// The aggregate_id of a captured row: its id, or the SHA-256 of one that makes a key too long to send. The row can
+/// then be written, changed and deleted like any other, and its events have one key.
 fn short_id(aggregate_type: &str, id: String) -> Result<String, UserError> {
     if aggregate_type.len() + ":".len() + id.len() <= SHORT_STRING_MAX {
         return Ok(id);

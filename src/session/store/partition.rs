@@ -137,7 +137,8 @@ fn query_partitioner(
         "select p.proowner::pg_catalog.int8, coalesce($2, s.partitioner_owner)
          from outbox_internal.partitioner($1) p left join {schema}.outbox_settings s on s.partitioner operator(pg_catalog.=) $1"
     );
-    // `update`, because `select` may take the snapshot of the calling statement, which is older than the lock of the settings.
+    // `update`, because `select` may take the snapshot of the calling statement, which is older than the lock of the
+    // settings.
     let found: SpiResult<Option<(Option<i64>, Option<String>)>> = Spi::connect_mut(|client| {
         let rows = client.update(sql.as_str(), Some(1), &[name.into(), named_owner.into()])?;
         (!rows.is_empty()).then(|| rows.first().get_two()).transpose()

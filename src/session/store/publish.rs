@@ -1,6 +1,6 @@
-//! Stores events and enqueues them: in a user's backend, in its transaction, with the rights of the owner of the tables.
-//! outbox_publish() and the triggers of outbox_capture call it. The usual publish runs no statement; `rows` has the
-//! columns.
+//! Stores events and enqueues them: in a user's backend, in its transaction, with the rights of the owner of the
+//! tables. outbox_publish() and the triggers of outbox_capture call it. The usual publish runs no statement; `rows` has
+//! the columns.
 
 use super::enqueue::{NewMessage, Placed, check_max_pending, insert_messages};
 use super::insert;

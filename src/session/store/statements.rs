@@ -70,8 +70,8 @@ impl Prepared {
 }
 
 thread_local! {
-    /// By the function that was called: after DROP and CREATE EXTENSION it has another OID. All functions of an extension
-    /// share one, so that a session plans a statement once.
+    /// By the function that was called: after DROP and CREATE EXTENSION it has another OID. All functions of an
+    /// extension share one, so that a session plans a statement once.
     static STATEMENTS: RefCell<HashMap<u32, &'static Statements>> = RefCell::new(HashMap::new());
 }
 
@@ -121,9 +121,9 @@ pub fn of_function(function: u32) -> &'static Statements {
 }
 
 impl Statements {
-    /// Locks all that a call writes, in the order that sql/src/10_tables.sql has. So nothing that is read afterwards changes
-    /// while it waits. It also keeps the extension from being dropped, and its partitions and its source from being changed,
-    /// before this transaction ends.
+    /// Locks all that a call writes, in the order that sql/src/10_tables.sql has. So nothing that is read afterwards
+    /// changes while it waits. It also keeps the extension from being dropped, and its partitions and its source from
+    /// being changed, before this transaction ends.
     pub fn lock(&self, writes_waiting: bool) {
         xact::refuse_if_read_only();
         sessions::begin_to_own(); // here, as its error says what to do, and that of the next statement does not

@@ -27,9 +27,9 @@ pub struct Criteria {
 }
 
 impl Source {
-    /// The events of these seqs as texts, one event after the other: seq; what is wrong with it (`failed`, or `missing`:
-    /// there is none), and why; its parts. It stops after `bytes_max`, but not before the first: what it does not return is
-    /// not read. `seqs` are in order. `limited`: for a worker outside, which must renew its leases.
+    /// The events of these seqs as texts, one event after the other: seq; what is wrong with it (`failed`, or
+    /// `missing`: there is none), and why; its parts. It stops after `bytes_max`, but not before the first: what it
+    /// does not return is not read. `seqs` are in order. `limited`: for a worker outside, which must renew its leases.
     pub fn events(&self, seqs: &[i64], bytes_max: usize, limited: bool) -> Result<Vec<Option<String>>, UserError> {
         let read = |reader| self.read_events(seqs, bytes_max, reader);
         let events = match limited {
@@ -40,9 +40,9 @@ impl Source {
         Ok(texts_of(events))
     }
 
-    /// The event of this seq as [`events`](Self::events) has it, read with the rights of `caller`: a view that shows it must not
-    /// show more than the table would. Superusers read as the owner, because its expressions could do anything as them. What
-    /// `caller` may not read is unreadable, with the reason.
+    /// The event of this seq as [`events`](Self::events) has it, read with the rights of `caller`: a view that shows it
+    /// must not show more than the table would. Superusers read as the owner, because its expressions could do anything
+    /// as them. What `caller` may not read is unreadable, with the reason.
     pub fn event_for(&self, seq: i64, caller: u32) -> Vec<Option<String>> {
         let refused = |why: String| {
             let fault = [Some(seq.to_string()), Some("unreadable".to_owned()), Some(why)];
@@ -65,8 +65,8 @@ impl Source {
         }
     }
 
-    /// Those of these seqs whose event meets the criteria. One that cannot be read, or whose seq has two rows, meets none;
-    /// a warning reports it.
+    /// Those of these seqs whose event meets the criteria. One that cannot be read, or whose seq has two rows, meets
+    /// none; a warning reports it.
     pub fn matching(&self, seqs: &[i64], criteria: &Criteria) -> Result<Vec<i64>, UserError> {
         let sql = self.matching_sql();
         let read = |piece: &[i64], _: &[_], rows: &mut Vec<(i64, bool)>| {

@@ -1,7 +1,8 @@
 //! Claims messages of leased lanes. Chooses pointers by the primary key of outbox and reads events by that of
-//! outbox_events, both without a statement, then marks the rows by one: the body of outbox_internal.mark(). Chosen without
-//! a plan, rows cannot be chosen by a wrong one, whatever vacuum and analyze have seen. outbox_internal.claim() does the
-//! same, for workers outside and for tables whose columns a user has changed; tests/differential.rs compares the two ways.
+//! outbox_events, both without a statement, then marks the rows by one: the body of outbox_internal.mark(). Chosen
+//! without a plan, rows cannot be chosen by a wrong one, whatever vacuum and analyze have seen. outbox_internal.claim()
+//! does the same, for workers outside and for tables whose columns a user has changed; tests/differential.rs compares
+//! the two ways.
 
 use crate::pg::catalog;
 use crate::pg::key_scan::KeyScan;
@@ -83,8 +84,8 @@ impl ClaimedRows {
     ) -> SpiResult<Option<ClaimedBatch>> {
         let (outbox, events) = (Table::open(self.outbox), Table::open_to_read(self.events));
         let is_known = outbox.has(&MESSAGE) && outbox.may_read() && events.has(&EVENT) && events.may_read();
-        // One snapshot for leases, pointers and events: a row that a later owner of the lease has claimed must not look like
-        // one of an earlier owner. It lasts until the rows are marked, so no other row takes their places.
+        // One snapshot for leases, pointers and events: a row that a later owner of the lease has claimed must not look
+        // like one of an earlier owner. It lasts until the rows are marked, so no other row takes their places.
         let claim =
             |snapshot: &RowSnapshot| self.claim_by(snapshot, client, worker, destination, lanes, (&outbox, &events));
         let claimed = is_known.then(|| with_snapshot(claim)).transpose()?;
@@ -184,8 +185,8 @@ struct Leases {
     is_paused: bool,
 }
 
-/// The next messages of the lanes with their events, in order of seq, up to the limits of rows and bytes. None: a table has no primary
-/// key to scan.
+/// The next messages of the lanes with their events, in order of seq, up to the limits of rows and bytes. None: a table
+/// has no primary key to scan.
 fn choose<'a>(
     snapshot: &RowSnapshot,
     (outbox, events): (&Table, &Table),

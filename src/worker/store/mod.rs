@@ -1,5 +1,5 @@
-//! The database of a worker or of maintenance in the server, through SPI. Each call is one statement in the transaction of
-//! the caller, as the worker role. Runs on the main thread of the process.
+//! The database of a worker or of maintenance in the server, through SPI. Each call is one statement in the transaction
+//! of the caller, as the worker role. Runs on the main thread of the process.
 
 mod claimed;
 pub mod maintenance;
@@ -91,7 +91,8 @@ impl Store {
         Ok(why.map(|why| why.0))
     }
 
-    // ---- leases, in the transaction of the heartbeat ------------------------------------------------------------------
+    // ---- leases, in the transaction of the heartbeat
+    // ------------------------------------------------------------------
 
     /// Takes leases. Returns those that it got, with their epochs.
     pub fn take(&self, partitions: &[Partition], ttl_s: i32) -> SpiResult<Vec<HeldLease>> {

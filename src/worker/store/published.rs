@@ -31,7 +31,8 @@ impl PublishedRows {
         let schema = catalog::extension(c"outbox").schema;
         let table = |name| catalog::table_in(schema, name);
         let leases = format!("{}.outbox_partitions", quote_identifier(catalog::schema_name(schema)));
-        // The fence: what this worker holds now, locked until COMMIT. The next owner then sees all that was settled under it.
+        // The fence: what this worker holds now, locked until COMMIT. The next owner then sees all that was settled
+        // under it.
         let hold = format!(
             "select partition, lease_epoch from {leases} where lease_owner = $1 and partition = any ($2)
              order by partition for key share"

@@ -40,23 +40,23 @@ impl SpiDb {
         Ok(statement)
     }
 
-    /// Prepares all statements again. Called after a failure: an update of the extension may have replaced what the body of
-    /// a claim calls.
+    /// Prepares all statements again. Called after a failure: an update of the extension may have replaced what the
+    /// body of a claim calls.
     pub fn forget(&self) {
         self.prepared.borrow_mut().clear();
         self.published.take();
         self.claimed.take();
     }
 
-    /// Events of the source, which are in the order of their seqs; an error is raised if none can be read. None: no source is
-    /// set.
+    /// Events of the source, which are in the order of their seqs; an error is raised if none can be read. None: no
+    /// source is set.
     pub fn events(&self, seqs: &[i64]) -> Option<Events> {
         let source = self.source.borrow().clone()?;
         Some(source.read(seqs, CLAIM_BYTES_MAX).unwrap_or_else(|error| error.raise()))
     }
 
-    /// Runs a query that only reads. All else in pgrx assigns a transaction id, even `Spi::get_one`, and the commit then
-    /// writes WAL.
+    /// Runs a query that only reads. All else in pgrx assigns a transaction id, even `Spi::get_one`, and the commit
+    /// then writes WAL.
     pub fn read<T>(&self, sql: &str, read: impl FnOnce(SpiTupleTable) -> SpiResult<T>) -> SpiResult<T> {
         Spi::connect(|client| {
             let statement = self.prepared(sql, |sql| Ok(client.prepare(sql, &[])?.into()))?;

@@ -1,7 +1,7 @@
-//! `make demo`: a private Postgres with the extension, a private RabbitMQ, and `outboxctl listen`. One transaction rolls
-//! an event back, another commits one; the demo shows what both receivers get, and that a subscription chooses. Then the
-//! receiver by HTTP rejects a message: outboxctl and its page show why, and retry it. The demo uses the same servers as
-//! the tests. All output is that of real servers.
+//! `make demo`: a private Postgres with the extension, a private RabbitMQ, and `outboxctl listen`. One transaction
+//! rolls an event back, another commits one; the demo shows what both receivers get, and that a subscription chooses.
+//! Then the receiver by HTTP rejects a message: outboxctl and its page show why, and retry it. The demo uses the same
+//! servers as the tests. All output is that of real servers.
 
 #[path = "demo/outside.rs"]
 mod outside;

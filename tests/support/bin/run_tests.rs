@@ -348,7 +348,8 @@ fn watch(command: Command, log: &Path, see: impl FnMut(&str) + Send) -> ExitStat
     child.wait().expect("wait for a test binary")
 }
 
-/// A directory in memory for the files of servers: each of them has a thousand files, written and removed within seconds.
+/// A directory in memory for the files of servers: each of them has a thousand files, written and removed within
+/// seconds.
 struct Tmpfs(PathBuf);
 
 impl Tmpfs {

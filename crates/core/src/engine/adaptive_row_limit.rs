@@ -25,8 +25,8 @@ impl AdaptiveRowLimit {
         limit.min(self.rows)
     }
 
-    /// Takes the result of a claim that asked for `asked` rows: shrinks to its rows if it was cut below that, and grows by
-    /// half if its bodies were small.
+    /// Takes the result of a claim that asked for `asked` rows: shrinks to its rows if it was cut below that, and grows
+    /// by half if its bodies were small.
     pub fn record(&mut self, batch: &Batch, asked: u32) {
         let rows = u32::try_from(batch.rows.len()).unwrap_or(u32::MAX);
         if batch.cut && rows < asked {

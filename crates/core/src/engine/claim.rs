@@ -186,8 +186,9 @@ impl Engine {
         Ok(result)
     }
 
-    /// Claims the lanes in one statement. If rows of a lane are locked by a session or a worker that hangs, or the lanes
-    /// have different read limits because messages of some have failed, it claims them one by one, and the others go on.
+    /// Claims the lanes in one statement. If rows of a lane are locked by a session or a worker that hangs, or the
+    /// lanes have different read limits because messages of some have failed, it claims them one by one, and the others
+    /// go on.
     fn claim_lanes<T: Tables>(
         &mut self,
         tables: &T,

@@ -8,8 +8,8 @@ use crate::partition::Partition;
 /// The longest interval, in ms, between two reads of `outbox_waiting` for due messages.
 pub(super) const DUE_EVERY_MS: u64 = 1_000;
 
-/// Counters of shared memory: one grows when a message is scheduled, and may be due before the next read; the other when
-/// waiting messages may have been unblocked: an operator changed them, or they expired.
+/// Counters of shared memory: one grows when a message is scheduled, and may be due before the next read; the other
+/// when waiting messages may have been unblocked: an operator changed them, or they expired.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DueCounters {
     pub schedules: u32,

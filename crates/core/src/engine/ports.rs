@@ -1,5 +1,5 @@
-//! The ports of the engine: the tables, and the memory that sessions share with workers. The hosts of a worker implement
-//! them, and so do tests for a simulation.
+//! The ports of the engine: the tables, and the memory that sessions share with workers. The hosts of a worker
+//! implement them, and so do tests for a simulation.
 
 use super::batch::Batch;
 use super::rows::{HeldLease, Lane, Settlement, SlotId};
@@ -43,8 +43,8 @@ pub trait Tables {
         dead_blocks: Blocks,
         timeout: StatementTimeout,
     ) -> Result<usize, Self::Error>;
-    /// Claims rows of leased lanes, which all have the same read limit and the same `most`. The batch says if the destination is paused: the
-    /// worker may not know that yet, and would consider the lanes read.
+    /// Claims rows of leased lanes, which all have the same read limit and the same `most`. The batch says if the
+    /// destination is paused: the worker may not know that yet, and would consider the lanes read.
     fn claim(&self, destination: &str, lanes: &[Lane], timeout: StatementTimeout) -> Result<Batch, Self::Error>;
     /// Claims up to `limit` rows of any lane, with leasing off.
     fn claim_unleased(&self, destination: &str, limit: u32) -> Result<Batch, Self::Error>;
@@ -62,8 +62,8 @@ pub trait Tables {
     /// Moves due messages of these leases, of all destinations, from `outbox_waiting` back to `outbox`; None = of all
     /// partitions.
     fn bring_due(&self, leases: Option<&[HeldLease]>) -> Result<DueMessages, Self::Error>;
-    /// Called after claims, even if they failed, and before a message of them is sent. A crash of the server must not undo
-    /// what they were committed with.
+    /// Called after claims, even if they failed, and before a message of them is sent. A crash of the server must not
+    /// undo what they were committed with.
     fn make_durable(&self) {}
     /// Whether the error says that another session has locked rows.
     fn is_locked(error: &Self::Error) -> bool;
@@ -77,8 +77,8 @@ pub trait Memory {
     /// The lowest seq in each of these lanes that was committed since their rewinds were taken, or is in a ready slot
     /// of the fast path. The call clears nothing, and is made after `open_transactions`.
     fn peek_rewinds(&self, destination: &str, leases: &[HeldLease]) -> Vec<(Partition, i64)>;
-    /// Reads the events of committed messages that came without them. What is missing in the result cannot be read now; a
-    /// claim reports why.
+    /// Reads the events of committed messages that came without them. What is missing in the result cannot be read now;
+    /// a claim reports why.
     fn read_events(&self, _seqs: &[i64]) -> Events {
         Events::new()
     }

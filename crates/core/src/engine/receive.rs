@@ -14,9 +14,9 @@
 //! ready slots before the rewinds, and a process that withdraws a ready message records its rewind before.
 //! tests/model_fast_path.rs models this.
 //!
-//! A message whose event is in a source comes without it. Its row is committed, and may be changed by its transaction until
-//! then, so the worker reads it: only once it takes the message, and by the plan of a claim. If that fails, the message is
-//! given up, and with it the later ones of its lane.
+//! A message whose event is in a source comes without it. Its row is committed, and may be changed by its transaction
+//! until then, so the worker reads it: only once it takes the message, and by the plan of a claim. If that fails, the
+//! message is given up, and with it the later ones of its lane.
 //!
 //! No message is sent twice. Its row is visible only after its slot was filled. So a claim that returns the row either
 //! finds the message still in its slot and withdraws it (`Memory::withdraw`), or finds it in flight. In the second case

@@ -87,8 +87,8 @@ pub struct Settlement {
     pub disposition: Disposition,
 }
 
-/// One lane of a claim. The claim returns up to `limit` rows with a seq above `cursor` and not above `read_limit`, and of
-/// all its lanes the first `most` rows.
+/// One lane of a claim. The claim returns up to `limit` rows with a seq above `cursor` and not above `read_limit`, and
+/// of all its lanes the first `most` rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
     pub partition: Partition,

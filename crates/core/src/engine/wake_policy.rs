@@ -64,8 +64,8 @@ impl Engine {
     }
 
     /// Since when an outcome that the worker takes now counts as waiting for its settle, in ms: since it arrived
-    /// `age_ms` ago. While there is more to claim immediately, it counts from now: settles should be large then, and the
-    /// outcome has not been left waiting.
+    /// `age_ms` ago. While there is more to claim immediately, it counts from now: settles should be large then, and
+    /// the outcome has not been left waiting.
     pub fn waits_since_ms(&self, now_ms: u64, age_ms: u64) -> u64 {
         match self.full || self.drains {
             true => now_ms,

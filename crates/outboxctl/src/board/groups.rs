@@ -50,8 +50,8 @@ impl MessageGroup<'_> {
     }
 }
 
-/// A row for each message, made by `row_of`, and for each group of several. The messages of the group that is open follow
-/// its row.
+/// A row for each message, made by `row_of`, and for each group of several. The messages of the group that is open
+/// follow its row.
 pub fn messages(state: &BoardState, row_of: fn(&Message) -> ListRow) -> Part<Vec<ListRow>> {
     let messages = state.shown.messages.as_ref().map_err(Clone::clone)?;
     let mut rows = Vec::new();

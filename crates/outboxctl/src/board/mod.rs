@@ -1,6 +1,6 @@
-//! The board: the outbox of a database on a terminal, live. `state` is the data that is shown, `update` applies an event
-//! to it, `view` draws a frame of it, all pure. `reader` talks to the database, this file to the terminal. `top` shows it,
-//! and `work` with the worker of its process.
+//! The board: the outbox of a database on a terminal, live. `state` is the data that is shown, `update` applies an
+//! event to it, `view` draws a frame of it, all pure. `reader` talks to the database, this file to the terminal. `top`
+//! shows it, and `work` with the worker of its process.
 //!
 //! | module | question it answers |
 //! |---|---|
@@ -49,8 +49,8 @@ use tokio::sync::mpsc::{Sender, channel};
 use tokio::sync::oneshot;
 use update::{BoardRequest, update};
 
-/// The bound of each queue, more than an operator types between two frames. When it is full, a key or a reading is dropped:
-/// the screen lags too far behind to show it.
+/// The bound of each queue, more than an operator types between two frames. When it is full, a key or a reading is
+/// dropped: the screen lags too far behind to show it.
 const QUEUE_MAX: usize = 64;
 
 /// The longest time between two frames: what the worker of this process does changes without an event.

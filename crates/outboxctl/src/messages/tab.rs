@@ -24,8 +24,8 @@ const HISTORY_BUDGET: Duration = Duration::from_millis(1200);
 
 /// The tab of a status.
 impl MessageStatus {
-    /// Whether its messages can be read in reverse order as well. An index or a small table has to make that cheap: the queue
-    /// and the history are read in one direction only.
+    /// Whether its messages can be read in reverse order as well. An index or a small table has to make that cheap: the
+    /// queue and the history are read in one direction only.
     pub fn can_reverse(self) -> bool {
         matches!(self, Self::Retrying | Self::Scheduled | Self::Dead)
     }
@@ -60,8 +60,8 @@ pub struct Page {
     pub sql: String,
 }
 
-/// The page of `tab` after the cursor `after`, of the messages that match the filter. `lanes` is about the number of lanes of the
-/// database. `reversed` has no effect unless the tab `can_reverse`.
+/// The page of `tab` after the cursor `after`, of the messages that match the filter. `lanes` is about the number of
+/// lanes of the database. `reversed` has no effect unless the tab `can_reverse`.
 pub async fn page<S: FetchOnce>(
     session: &S,
     lanes: usize,

@@ -110,8 +110,8 @@ const INDENTED_MAX_BYTES: u32 = 100_000;
 const INDENTED_LEVELS: u32 = 20;
 
 /// The query for the columns of event `$1` as texts, each cut after `$2` characters. The server formats the JSON, so
-/// numbers keep all their digits. jsonb_pretty() indents each line by its level: 5,000 levels are 100 MB. Large or deep JSON
-/// is shown as it is.
+/// numbers keep all their digits. jsonb_pretty() indents each line by its level: 5,000 levels are 100 MB. Large or deep
+/// JSON is shown as it is.
 static EVENT_TEXTS: LazyLock<String> = LazyLock::new(|| {
     let columns = COLUMNS.map(|EventColumn { name, kind, .. }| match kind {
         ColumnKind::Json => format!(

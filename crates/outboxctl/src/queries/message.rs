@@ -186,8 +186,9 @@ pub struct Attempt {
     pub worker_id: Option<String>,
 }
 
-/// The query for the [`Attempt`]s of message `$1` to `$2` that was enqueued at `$3`: the failed ones, the latest first, at
-/// most 50. Earlier ones were of another message with this seq. A message that was published at its first attempt has none.
+/// The query for the [`Attempt`]s of message `$1` to `$2` that was enqueued at `$3`: the failed ones, the latest first,
+/// at most 50. Earlier ones were of another message with this seq. A message that was published at its first attempt
+/// has none.
 pub const ATTEMPTS: &str = "
     select attempt, at, outcome, error, worker_id from @extschema@.outbox_attempts
     where seq = $1 and destination = $2 and outbox_attempts.at >= ($3::text)::timestamptz

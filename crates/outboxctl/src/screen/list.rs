@@ -1,5 +1,5 @@
-//! The rows of a list, whatever they are about, for the board and the commands. A list shows the columns that have room, and the page of a row all
-//! fields; a filter searches all fields, and the order goes through the columns.
+//! The rows of a list, whatever they are about, for the board and the commands. A list shows the columns that have
+//! room, and the page of a row all fields; a filter searches all fields, and the order goes through the columns.
 
 use super::text;
 use ratatui::style::Style;

@@ -1,5 +1,5 @@
-//! What every terminal screen needs, whatever it shows: `terminal` takes over the terminal and gives it back, `text` and
-//! `theme` make words and colours, `list` makes rows with columns, `frame` makes text of a frame.
+//! What every terminal screen needs, whatever it shows: `terminal` takes over the terminal and gives it back, `text`
+//! and `theme` make words and colours, `list` makes rows with columns, `frame` makes text of a frame.
 
 #[cfg(test)]
 pub mod fixture;

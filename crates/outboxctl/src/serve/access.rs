@@ -24,8 +24,8 @@ use tokio::time::{sleep, timeout};
 
 /// A shorter secret could be guessed.
 const SECRET_MIN_BYTES: usize = 16;
-/// The next secret is checked this long after a wrong one, from whichever address: twenty guesses a second. Requests with
-/// a secret take turns, so that one with a right secret waits a few seconds at most.
+/// The next secret is checked this long after a wrong one, from whichever address: twenty guesses a second. Requests
+/// with a secret take turns, so that one with a right secret waits a few seconds at most.
 const WRONG_SECRET_PAUSE: Duration = Duration::from_millis(50);
 const SESSION_IDLE_MAX: Duration = Duration::from_secs(12 * 3600);
 /// The session that was not used for the longest time ends if there are more.
@@ -243,8 +243,8 @@ impl Access {
     }
 }
 
-/// Before every handler: checks the host, the site that the request comes from and the viewer, and reads the form. After
-/// it: adds the headers that protect a browser.
+/// Before every handler: checks the host, the site that the request comes from and the viewer, and reads the form.
+/// After it: adds the headers that protect a browser.
 pub async fn guard(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
     let answer = match admit(&access, &parts).await {
@@ -314,7 +314,8 @@ fn with_safe_headers(mut answer: Response) -> Response {
     set(header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY);
     set(header::X_CONTENT_TYPE_OPTIONS, "nosniff");
     set(header::X_FRAME_OPTIONS, "DENY");
-    // Not no-referrer: with that a browser sends Origin: null with a form, and RequestOrigin::of() would call that another site.
+    // Not no-referrer: with that a browser sends Origin: null with a form, and RequestOrigin::of() would call that
+    // another site.
     set(header::REFERRER_POLICY, "same-origin");
     set(HeaderName::from_static("cross-origin-opener-policy"), "same-origin");
     set(HeaderName::from_static("cross-origin-resource-policy"), "same-origin");
@@ -337,8 +338,8 @@ enum RequestOrigin {
 }
 
 impl RequestOrigin {
-    /// Browsers send Sec-Fetch-Site over HTTPS and to loopback, and Origin with a form. A page of this monitor sends its
-    /// Referer too. Another site can suppress only the Referer.
+    /// Browsers send Sec-Fetch-Site over HTTPS and to loopback, and Origin with a form. A page of this monitor sends
+    /// its Referer too. Another site can suppress only the Referer.
     fn of(headers: &HeaderMap, host: &str) -> Self {
         let is_own = |name: &HeaderName| {
             let (_, rest) = text(headers, name)?.split_once("://").unwrap_or_default();

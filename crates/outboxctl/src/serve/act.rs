@@ -1,6 +1,6 @@
 //! The actions of viewers: none without --allow-actions. A GET asks for confirmation, a POST acts. Each action gets a
-//! separate session, as outbox_admin, so that the database refuses what the login may not do. Many messages need a count
-//! and a typed confirmation.
+//! separate session, as outbox_admin, so that the database refuses what the login may not do. Many messages need a
+//! count and a typed confirmation.
 
 use super::causes::Causes;
 use super::context::{Fields, PageContext};

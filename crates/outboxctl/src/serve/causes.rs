@@ -1,5 +1,6 @@
-//! Failed messages by the cause of their failure: in the tabs Retrying and Dead in place of a page of equal lines, in the
-//! confirmation of an action, and for the recent errors. It reads a bounded number of messages, also if there are millions.
+//! Failed messages by the cause of their failure: in the tabs Retrying and Dead in place of a page of equal lines, in
+//! the confirmation of an action, and for the recent errors. It reads a bounded number of messages, also if there are
+//! millions.
 
 use super::format::{capped, distance, encode, message_path};
 use super::search;

@@ -55,8 +55,8 @@ impl Site {
         self.databases.len() > 1
     }
 
-    /// The request with its path from `/` on, the database that the path names, and the base path of its answer. Only here
-    /// a request gets its database.
+    /// The request with its path from `/` on, the database that the path names, and the base path of its answer. Only
+    /// here a request gets its database.
     pub fn route<B>(&self, request: Request<B>) -> Request<B> {
         let mut request = self.base.strip(request);
         let word = request.uri().path().strip_prefix("/db/").unwrap_or_default();

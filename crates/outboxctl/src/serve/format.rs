@@ -30,8 +30,8 @@ fn relative(seconds: f64) -> String {
     }
 }
 
-/// A time from the server's JSON as its distance from now. Its tooltip has the time itself, which the script shows in the
-/// zone of the viewer's choice.
+/// A time from the server's JSON as its distance from now. Its tooltip has the time itself, which the script shows in
+/// the zone of the viewer's choice.
 pub fn distance(at: &str, now_s: f64) -> Markup {
     html! {
         @match epoch(at) {

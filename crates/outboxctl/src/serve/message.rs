@@ -1,5 +1,5 @@
-//! The page of one message: its state, its event, its attempts, why it waits, and its publication to its destination as a
-//! worker would make it.
+//! The page of one message: its state, its event, its attempts, why it waits, and its publication to its destination as
+//! a worker would make it.
 
 use super::act::act_path;
 use super::context::{Fields, PageContext};

@@ -1,5 +1,6 @@
 //! Sessions with the database, each for one purpose that the server enforces. Sessions that read are read-only and run
-//! as the least role that the login may take, with short statements. `SessionPool` bounds those of all viewers together.
+//! as the least role that the login may take, with short statements. `SessionPool` bounds those of all viewers
+//! together.
 
 use crate::connect::{self, ConnectArgs, connect_session};
 use crate::failure::{Code, Failure};
@@ -183,8 +184,8 @@ pub struct SessionPool {
     pub args: ConnectArgs,
     /// Sessions that read.
     idle: Arc<Mutex<Vec<MonitorSession>>>,
-    /// For each session in use. A request takes one before it takes or opens a session, so sessions in use and idle ones
-    /// are never more than that.
+    /// For each session in use. A request takes one before it takes or opens a session, so sessions in use and idle
+    /// ones are never more than that.
     permits: Arc<Semaphore>,
 }
 

@@ -207,7 +207,8 @@ const COUNTS: &str = "
            count(*) >= $1 as is_cut, (select count(*) from (select from @extschema@.outbox_waiting where state = 'g' limit $1) g) as blocked
     from due";
 
-/// How many messages of a destination have failed three times or more, and are retried. None of a destination has no row.
+/// How many messages of a destination have failed three times or more, and are retried. None of a destination has no
+/// row.
 #[derive(Clone, Debug, Deserialize)]
 pub struct FailingCount {
     pub destination: String,

@@ -18,7 +18,8 @@ pub struct WorkContext {
     /// The partitions that this worker leases.
     pub partitions: RefCell<Vec<Partition>>,
     pub totals: Rc<RefCell<Totals>>,
-    /// By destination: the times from enqueue to confirm, in µs, of the messages that were confirmed since its last settle.
+    /// By destination: the times from enqueue to confirm, in µs, of the messages that were confirmed since its last
+    /// settle.
     pub took_us: RefCell<HashMap<String, Vec<i64>>>,
     /// Rewinds that were taken from shared memory for other destinations than that of the claim: the seq from which the
     /// partition must be read again. The flag is true for the default destination, false for the others.

@@ -101,9 +101,9 @@ impl SessionDb {
     }
 }
 
-/// The statement that calls a function of a claim. Its columns are those of outbox_internal.claimed, without the texts of a
-/// message that has an unreadable one: a text that cannot be converted to UTF-8 would make the statement fail. A commit
-/// with synchronous_commit off is visible before it is on disk, so the statement waits for the disk.
+/// The statement that calls a function of a claim. Its columns are those of outbox_internal.claimed, without the texts
+/// of a message that has an unreadable one: a text that cannot be converted to UTF-8 would make the statement fail. A
+/// commit with synchronous_commit off is visible before it is on disk, so the statement waits for the disk.
 fn claim(function: &str, args: usize) -> String {
     let args: Vec<String> = (1..=args).map(|n| format!("${n}")).collect();
     let readable = |column: &str| format!("case when u.why is null then c.{column} end");
@@ -155,7 +155,8 @@ impl Db for SessionDb {
             Some(PipelinedStatement::Send(then, partitions)) => {
                 let partitions: [&(dyn ToSql + Sync); 1] = [partitions];
                 self.wait_for(async {
-                    // Both are sent before either result is here, in this order: the one that is polled first is sent first.
+                    // Both are sent before either result is here, in this order: the one that is polled first is sent
+                    // first.
                     let (rows, then) = tokio::join!(biased; query, self.client.query_one(then, &partitions));
                     self.next.replace(Some(PipelinedStatement::Sent(then)));
                     rows

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
 /// Settings in addition to those of a worker in the server. With tcp_user_timeout the server ends the session of a
-/// worker that has not acknowledged data for that long, and so releases its locks. A commit that a crash undoes is repeated;
-/// a settle waits for the disk.
+/// worker that has not acknowledged data for that long, and so releases its locks. A commit that a crash undoes is
+/// repeated; a settle waits for the disk.
 const SETTINGS: &str = "
     set application_name = 'outboxctl work'; set statement_timeout = '30s'; set tcp_user_timeout = '15s';
     set synchronous_commit = off";
@@ -76,8 +76,8 @@ struct RoleMapping {
 }
 
 impl RoleMapping {
-    /// A message by HTTP must not go out unsigned because only the workers in the server have the secret. A broker refuses
-    /// a worker without credentials.
+    /// A message by HTTP must not go out unsigned because only the workers in the server have the secret. A broker
+    /// refuses a worker without credentials.
     fn mapping(&self, kind: Kind) -> Mapping {
         let Self { of, role, .. } = self;
         match (self.is_own, kind) {
@@ -174,8 +174,8 @@ impl WorkerSession {
         let settings = Statement::Read(
             "select name, outbox_internal.legible(setting) from pg_settings where name like 'outbox.%' and setting is not null",
         );
-        // That of this role, or else that of the workers in the server, whose options this role may not read. The view shows
-        // options of a mapping to its own role only, and only with USAGE on the server.
+        // That of this role, or else that of the workers in the server, whose options this role may not read. The view
+        // shows options of a mapping to its own role only, and only with USAGE on the server.
         let mappings = Statement::Read(
             "select distinct on (srvid) srvid::bigint,
                     array(select outbox_internal.legible(o) from unnest(umoptions) with ordinality u (o, i) order by i),

@@ -1,8 +1,8 @@
 //! The publishes of a channel that lapin has not answered yet. Runs on the publisher thread; lapin's thread wakes them.
 //!
 //! lapin resolves each publish twice: when it is written, and when the broker confirms it. To wake the thread for each
-//! costs more than the publish. So lapin's thread only notes which attempt it woke, and wakes the thread once enough are
-//! noted.
+//! costs more than the publish. So lapin's thread only notes which attempt it woke, and wakes the thread once enough
+//! are noted.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -91,7 +91,8 @@ pub(crate) struct Attempts<W, C> {
     woken: Vec<usize>,
 }
 
-/// The place of an attempt, and of others after it. A late wake of an attempt only lets the next one be polled once more.
+/// The place of an attempt, and of others after it. A late wake of an attempt only lets the next one be polled once
+/// more.
 struct Place<W, C> {
     waker: Waker,
     seq: u64,
@@ -141,9 +142,9 @@ where
         place
     }
 
-    /// Takes the results of all that are ready now. If A was resolved before B, and B is among them, A is among them, or
-    /// was taken before: A was noted before B was resolved, and this ends when nothing is noted any more. Returns whether
-    /// any had been woken.
+    /// Takes the results of all that are ready now. If A was resolved before B, and B is among them, A is among them,
+    /// or was taken before: A was noted before B was resolved, and this ends when nothing is noted any more. Returns
+    /// whether any had been woken.
     pub(crate) fn take_ready(&mut self, results: &mut Vec<(u64, Result<T, E>)>) -> bool {
         let mut are_woken = false;
         let mut woken = std::mem::take(&mut self.woken);

@@ -1,8 +1,8 @@
 //! A connection while it is in use: publish within the window, collect confirms and returns, time out, give up.
 //!
 //! Runs on the publisher thread, from `Connected` to `Down`. It is a pipeline without barriers: batches follow each
-//! other on one channel in order. An outcome is reported as soon as it is certain, or, if the worker lets confirms wait,
-//! with some others or at the next timed check.
+//! other on one channel in order. An outcome is reported as soon as it is certain, or, if the worker lets confirms
+//! wait, with some others or at the next timed check.
 
 use super::attempts::{Attempts, Numbered};
 use super::config::AmqpConfig;
@@ -45,12 +45,12 @@ const CHECK_AFTER: Duration = Duration::from_millis(2);
 
 /// Why a session is over, other than by a stop request.
 pub(crate) enum SessionEnd {
-    /// The connection is over: it failed, which was reported to the worker; or, without a fault, there was nothing to do
-    /// over it, and no message is open.
+    /// The connection is over: it failed, which was reported to the worker; or, without a fault, there was nothing to
+    /// do over it, and no message is open.
     Connection(Option<Fault>),
-    /// The channel is replaced, and the connection kept: the broker refused a message, or it answers but does not confirm
-    /// what it received. Then unconfirmed messages are lost, so the worker sends them again. `waiting` is to be sent next,
-    /// after the `rest`.
+    /// The channel is replaced, and the connection kept: the broker refused a message, or it answers but does not
+    /// confirm what it received. Then unconfirmed messages are lost, so the worker sends them again. `waiting` is to be
+    /// sent next, after the `rest`.
     Channel {
         waiting: VecDeque<Publication>,
         rest: Option<Duration>,
@@ -592,7 +592,8 @@ fn refusal(open: &OpenMessage, usual: &str, detail: &str) -> Option<String> {
             "the body has {bytes} bytes; max_message_size of the broker is {limit}"
         ));
     }
-    // rabbit_channel:check_topic_authorisation: "access to topic 'k' in exchange 'x' in vhost '/' refused for user 'u'".
+    // rabbit_channel:check_topic_authorisation: "access to topic 'k' in exchange 'x' in vhost '/' refused for user
+    // 'u'".
     let exchange = open.other_exchange.as_deref().unwrap_or(usual);
     let topic = format!(
         "access to topic '{}' in exchange '{exchange}' in vhost",
@@ -601,9 +602,9 @@ fn refusal(open: &OpenMessage, usual: &str, detail: &str) -> Option<String> {
     if detail.contains(&topic) {
         return Some(detail.to_owned());
     }
-    // "NOT_FOUND - no exchange 'x' in vhost '/'", "ACCESS_REFUSED - cannot publish to internal exchange 'x'". If this is
-    // the destination's exchange, the destination is at fault, and the next connect checks it. Otherwise this message is
-    // at fault.
+    // "NOT_FOUND - no exchange 'x' in vhost '/'", "ACCESS_REFUSED - cannot publish to internal exchange 'x'". If this
+    // is the destination's exchange, the destination is at fault, and the next connect checks it. Otherwise this
+    // message is at fault.
     let exchange = open.other_exchange.as_ref().filter(|x| !x.is_empty())?;
     [
         format!("exchange '{exchange}' in vhost"),

@@ -1,5 +1,5 @@
-//! Decides when a broker has left messages unconfirmed for too long or refuses them, and what to do then. Pure: the time is an
-//! argument. Called by `session` on the publisher thread. The state outlives channels and connections.
+//! Decides when a broker has left messages unconfirmed for too long or refuses them, and what to do then. Pure: the
+//! time is an argument. Called by `session` on the publisher thread. The state outlives channels and connections.
 //!
 //! A queue that is deleted and declared again, or that has lost its quorum, can leave messages without a confirm
 //! forever on a healthy connection. So the session sends the broker another request, a probe. If the broker answers it,
@@ -16,9 +16,9 @@
 //!
 //! A channel of RabbitMQ can refuse every message for a quorum queue that is well. RabbitMQ 3.10 asks the node that led
 //! the queue when the channel first used it, and refuses while that node is down (rabbit_fifo_client). So a channel is
-//! replaced after a refusal. A full queue refuses, too. If the next channel confirms nothing either, publishing rests, for
-//! longer each time: each try makes another copy in the other queues. While other messages are confirmed, nothing rests, and
-//! the replacements become rare.
+//! replaced after a refusal. A full queue refuses, too. If the next channel confirms nothing either, publishing rests,
+//! for longer each time: each try makes another copy in the other queues. While other messages are confirmed, nothing
+//! rests, and the replacements become rare.
 //!
 //! The trap is a queue that is only slow: each repeat is a duplicate and adds to its load. So the patience doubles with
 //! each repeat, up to the confirm timeout. It returns to its first length only after a time without a repeat.
@@ -59,7 +59,8 @@ pub(crate) struct Stall {
     pub(crate) since: Instant,
     /// Since when there has been no answer, here or over another connection, or when that was last asked for.
     silent_since: Instant,
-    /// Whether a message is unconfirmed for the whole watchdog. Until then only silence counts, and nothing is reported.
+    /// Whether a message is unconfirmed for the whole watchdog. Until then only silence counts, and nothing is
+    /// reported.
     is_late: bool,
     /// Whether the broker answers only over another connection.
     is_stuck: bool,

@@ -13,7 +13,8 @@ use ureq::http::{HeaderMap, Request, Uri};
 
 /// The limit of all encoded headers of a message, in bytes. More than any server accepts, and less than ureq can write.
 const HEADERS_BYTES_MAX: usize = 96 * 1024;
-/// The limit of the headers in a user mapping. Many servers take no more than 8 KiB in all; the rest is for those of messages.
+/// The limit of the headers in a user mapping. Many servers take no more than 8 KiB in all; the rest is for those of
+/// messages.
 const SECRET_HEADERS_BYTES_MAX: usize = 4 * 1024;
 /// A shorter text is not treated as a secret, because it is common in other texts.
 const SECRET_BYTES_MIN: usize = 4;
@@ -185,8 +186,8 @@ fn credentials(auth: &HttpAuth) -> Result<Option<(String, Vec<String>)>, String>
     }
 }
 
-/// Refuses credentials that could never be sent, and returns the option at fault. No text repeats a secret, nor the name of
-/// a header, which may be one by mistake.
+/// Refuses credentials that could never be sent, and returns the option at fault. No text repeats a secret, nor the
+/// name of a header, which may be one by mistake.
 pub(crate) fn check_credentials(
     auth: &HttpAuth,
     signing_secrets: &[Secret],

@@ -259,8 +259,8 @@ fn headers_of(name: &str, value: &str, example: &str) -> Result<BTreeMap<String,
     })
 }
 
-/// The option `headers` of a user mapping. Its values are no templates: a key may have any characters. No error repeats a
-/// name, which may be a secret by mistake.
+/// The option `headers` of a user mapping. Its values are no templates: a key may have any characters. No error repeats
+/// a name, which may be a secret by mistake.
 fn secret_headers(name: &str, value: &str) -> Result<Vec<(String, Secret)>, Refused> {
     let mut headers: Vec<(String, Secret)> = Vec::new();
     for (header, secret) in headers_of(name, value, r#"{"x-api-key": "the key"}"#)? {

@@ -239,8 +239,8 @@ impl<R: Runtime> Worker<R> {
 
     // ---- standbys ---------------------------------------------------------------------------------------------------
 
-    /// If standbys must have a commit before its message is sent: learns how much WAL they have, while messages wait for
-    /// them. Returns in how many ms to check again; None = no message waits.
+    /// If standbys must have a commit before its message is sent: learns how much WAL they have, while messages wait
+    /// for them. Returns in how many ms to check again; None = no message waits.
     fn check_standbys(&mut self, pause: &mut Pause) -> Result<Option<u32>, R::Error> {
         if self.common.settings.standbys.is_none() || self.common.leaves {
             return Ok(None);

@@ -195,8 +195,8 @@ impl Tables {
             .collect()
     }
 
-    /// Claims rows that were seen, if the worker holds their leases now. A row that has changed since then is left, or, with
-    /// `looks_again`, claimed as it is now, if it carries the token that was seen.
+    /// Claims rows that were seen, if the worker holds their leases now. A row that has changed since then is left, or,
+    /// with `looks_again`, claimed as it is now, if it carries the token that was seen.
     pub fn mark_claimed(
         &mut self,
         worker: &str,

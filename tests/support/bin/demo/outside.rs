@@ -1,5 +1,5 @@
-//! The demo's cluster as seen from outside the server: the program `outboxctl`, which is beside the demo, its page, and its
-//! receiver by HTTP.
+//! The demo's cluster as seen from outside the server: the program `outboxctl`, which is beside the demo, its page, and
+//! its receiver by HTTP.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::path::PathBuf;
@@ -65,8 +65,8 @@ impl Outside {
         }
     }
 
-    /// Runs `show` of a message that is not delivered, and prints why. Returns the first command that helps, without the
-    /// name of the program.
+    /// Runs `show` of a message that is not delivered, and prints why. Returns the first command that helps, without
+    /// the name of the program.
     pub fn show(&self, arguments: &[&str]) -> String {
         let shown = self.output(arguments);
         let (message, rest) = shown.split_once('\n').expect("lines");
