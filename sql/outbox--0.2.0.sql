@@ -1540,10 +1540,10 @@ comment on function outbox_internal.source_event(bigint) is
   'The event of this seq in the source as source_events() has it, read with the rights of the caller, restricted, by'
   ' superusers as the owner. fault unreadable: the caller may not read it. Empty if no source is set.';
 
-create function outbox_internal.event_of_source(seq bigint)
-returns outbox_internal.source_row language plpgsql stable parallel unsafe set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.source_row_of(texts text[])
+returns outbox_internal.source_row language plpgsql stable strict parallel unsafe
+set search_path = pg_catalog, pg_temp as $$
 declare
-  texts constant text[] := outbox_internal.source_event(seq);
   event outbox_internal.source_row;
 begin
   event := row(texts[1], texts[2], texts[3], texts[4], texts[5], texts[6], texts[7], texts[8], texts[9], texts[10],
@@ -1552,14 +1552,14 @@ begin
 exception when data_exception or program_limit_exceeded then
   -- Some values are valid json, but not jsonb.
   event := null;
-  event.seq := seq;
+  event.seq := texts[1];
   event.fault := 'failed';
   event.error := format('%s (SQLSTATE %s)', sqlerrm, sqlstate);
   return event;
 end
 $$;
-comment on function outbox_internal.event_of_source(bigint) is
-  'The event of this seq in the source, as source_event() has it, or its fault.';
+comment on function outbox_internal.source_row_of(text[]) is
+  'The event of 15 texts of source_events(). failed: it is no event with jsonb.';
 
 create function outbox_internal.source_matching(
   seqs bigint[], type text, aggregate_type text, aggregate_id text, created_from timestamptz, created_to timestamptz
@@ -4205,17 +4205,7 @@ begin
       for i in 1 .. cardinality(texts) by 15 loop
         exit when bytes >= bytes_max;
         ended := ended + 1;
-        begin
-          event := row(texts[i], texts[i + 1], texts[i + 2], texts[i + 3], texts[i + 4], texts[i + 5], texts[i + 6],
-                       texts[i + 7], texts[i + 8], texts[i + 9], texts[i + 10], texts[i + 11], texts[i + 12],
-                       texts[i + 13], texts[i + 14]);
-        exception when data_exception or program_limit_exceeded then
-          -- Some values are valid json, but not jsonb.
-          event := null;
-          event.seq := texts[i];
-          event.fault := 'failed';
-          event.error := format('%s (SQLSTATE %s)', sqlerrm, sqlstate);
-        end;
+        event := outbox_internal.source_row_of(texts[i:i + 14]);
         if event.fault is not null then
           perform outbox_internal.end_claim(event.seq, claims[ended].claim_token, to_destination, event.error, false,
                                             event.fault = 'missing');
@@ -4488,7 +4478,7 @@ from (
   select m.*, case when (s.e).id ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then (s.e).id::uuid end, (s.e).type,
          (s.e).aggregate_type, (s.e).aggregate_id, (s.e).operation, (s.e).payload, (s.e).previous_payload,
          (s.e).metadata, (s.e).headers, (s.e).actor, (s.e).correlation_id, (s.e).created_at, (s.e).error
-  from m left join lateral (select outbox_internal.event_of_source(m.seq) as e) s
+  from m left join lateral (select outbox_internal.source_row_of(outbox_internal.source_event(m.seq)) as e) s
     on m.ended_at is null or m.ended_at <@ (select t.current from outbox_internal.event_times t)
   where exists (select from @extschema@.outbox_source)
 ) m;
@@ -4511,7 +4501,7 @@ begin atomic
          (s.e).previous_payload, (s.e).metadata, (s.e).headers, (s.e).actor, (s.e).correlation_id, (s.e).created_at,
          octet_length(concat((s.e).payload, (s.e).previous_payload, (s.e).metadata, (s.e).headers, (s.e).actor)),
          (s.e).error
-  from (select outbox_internal.event_of_source(of_seq) as e offset 0) s
+  from (select outbox_internal.source_row_of(outbox_internal.source_event(of_seq)) as e offset 0) s
   where exists (select from @extschema@.outbox_source);
 end;
 comment on function outbox_internal.event_shown(bigint) is
@@ -5871,11 +5861,11 @@ comment on function @extschema@.outbox_why(bigint, text) is
 -- workers in shared memory and waits for their answers. It only reads; its request ends with its transaction at the
 -- latest.
 
-create function outbox_internal.begin_request(read_limit bigint)
+create function outbox_internal.begin_request(read_limit bigint, goes_on boolean)
 returns bigint language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_begin_request_wrapper';
-comment on function outbox_internal.begin_request(bigint) is
-  'Requests delivery up to a seq from the workers; 0 = one pass; negative: goes on up to its opposite, and leaves alone'
-  ' what has failed since. Returns the id of the request; 0 = there is no worker, NULL = the request of another session'
+comment on function outbox_internal.begin_request(bigint, boolean) is
+  'Requests delivery up to a seq from the workers; 0 = one pass. goes_on: after another request, and leaves alone what'
+  ' has failed since. Returns the id of the request; 0 = there is no worker, NULL = the request of another session'
   ' is not finished.';
 
 create function outbox_internal.answers(request_id bigint, timeout_ms integer)
@@ -5910,7 +5900,7 @@ $$;
 comment on function outbox_internal.check_request(text, interval, boolean) is
   'Refuses a call that would wait in vain. reads_ends: it waits until it sees that messages have ended.';
 
-create function outbox_internal.request_workers(read_limit bigint, until timestamptz)
+create function outbox_internal.request_workers(read_limit bigint, goes_on boolean, until timestamptz)
 returns bigint[] language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   none_since timestamptz := clock_timestamp(); -- since when no worker runs; NULL = one runs
@@ -5922,7 +5912,7 @@ declare
 begin
   loop
     if coalesce(request_id, 0) = 0 then
-      request_id := outbox_internal.begin_request(read_limit);
+      request_id := outbox_internal.begin_request(read_limit, goes_on);
     end if;
     if request_id > 0 then
       answers := outbox_internal.answers(
@@ -5958,7 +5948,7 @@ begin
   return answers;
 end
 $$;
-comment on function outbox_internal.request_workers(bigint, timestamptz) is
+comment on function outbox_internal.request_workers(bigint, boolean, timestamptz) is
   'Requests delivery as begin_request() does, and waits for the answers of the workers, which it returns as answers()'
   ' does.';
 
@@ -5969,7 +5959,7 @@ declare
   pass jsonb;
 begin
   perform outbox_internal.check_request('outbox_run_pass'::text, timeout, false);
-  answers := outbox_internal.request_workers(0::bigint, clock_timestamp() + timeout);
+  answers := outbox_internal.request_workers(0::bigint, false, clock_timestamp() + timeout);
   select jsonb_build_object(
            'claimed', sum(a[3]), 'published', sum(a[4]), 'failed', sum(a[5]),
            'duration_ms', round(max(a[6]) / 1000.0, 2), 'backoff_ms', min(a[7]),
@@ -6006,7 +5996,7 @@ declare
   left_before bigint;
   idle_rounds integer := 0;
   enabled constant boolean := current_setting('outbox.enabled')::boolean;
-  goes_on integer := 1; -- by hand -1 after the first request
+  goes_on boolean := false; -- by hand, after the first request
   message record;
   lane text; -- who sends the message, and where to; NULL = nobody knows
   run text; -- the lane of the last message
@@ -6069,8 +6059,8 @@ begin
     lane := (select p.lease_owner || ' ' || message.destination from @extschema@.outbox_partitions p
              where p.partition = message.partition and p.lease_until > clock_timestamp() and not message.follows);
     if message.seq > run_end and (lane is distinct from run or run is null) then
-      perform outbox_internal.request_workers(goes_on * run_end, began + timeout);
-      goes_on := -1;
+      perform outbox_internal.request_workers(run_end, goes_on, began + timeout);
+      goes_on := true;
       exit when clock_timestamp() >= began + timeout;
     elsif message.seq = run_end and lane is distinct from run then
       lane := null;
@@ -6081,9 +6071,9 @@ begin
   waiting := messages;
   while waiting > 0 and idle_rounds < 2 loop
     left_before := waiting;
-    if goes_on > 0 or clock_timestamp() < began + timeout then
-      perform outbox_internal.request_workers(goes_on * (chosen->-1->>'seq')::bigint, began + timeout);
-      goes_on := case when enabled then 1 else -1 end;
+    if not goes_on or clock_timestamp() < began + timeout then
+      perform outbox_internal.request_workers((chosen->-1->>'seq')::bigint, goes_on, began + timeout);
+      goes_on := not enabled;
     end if;
     outcomes := array(
       select case when f.outcome = 'waits' and (
@@ -6606,7 +6596,7 @@ grant usage on foreign data wrapper outbox_amqp to outbox_admin;
 grant usage on foreign data wrapper outbox_http to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads
 -- With the rights of the caller on the source.
-grant execute on function outbox_internal.event_of_source, outbox_internal.source_event, outbox_internal.event_shown
+grant execute on function outbox_internal.source_row_of, outbox_internal.source_event, outbox_internal.event_shown
   to outbox_admin;
 
 grant execute on function @extschema@.outbox_inbox_receive(text, text) to outbox_consumer;

@@ -209,7 +209,7 @@ fn after_a_session_was_killed_nothing_of_it_remains() {
     let stage = stage(&[]);
     for call in [
         "begin; select outbox_publish('T', '{}', 'item', 'a')",
-        "begin; select outbox_internal.begin_request(0)",
+        "begin; select outbox_internal.begin_request(0, false)",
         "begin; select outbox_internal.send_workers_away()",
     ] {
         let mut client = stage.connect(DB);

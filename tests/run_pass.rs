@@ -362,7 +362,7 @@ fn concurrent_requests_are_answered_one_after_the_other() {
     for session in sessions {
         session.join().expect("a session");
     }
-    let asks = cluster.query_one::<i64>(DB, "select outbox_internal.begin_request(0)");
+    let asks = cluster.query_one::<i64>(DB, "select outbox_internal.begin_request(0, false)");
     assert_eq!(asks, 41);
 }
 

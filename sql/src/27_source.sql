@@ -214,10 +214,10 @@ comment on function outbox_internal.source_event(bigint) is
   'The event of this seq in the source as source_events() has it, read with the rights of the caller, restricted, by'
   ' superusers as the owner. fault unreadable: the caller may not read it. Empty if no source is set.';
 
-create function outbox_internal.event_of_source(seq bigint)
-returns outbox_internal.source_row language plpgsql stable parallel unsafe set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.source_row_of(texts text[])
+returns outbox_internal.source_row language plpgsql stable strict parallel unsafe
+set search_path = pg_catalog, pg_temp as $$
 declare
-  texts constant text[] := outbox_internal.source_event(seq);
   event outbox_internal.source_row;
 begin
   event := row(texts[1], texts[2], texts[3], texts[4], texts[5], texts[6], texts[7], texts[8], texts[9], texts[10],
@@ -226,14 +226,14 @@ begin
 exception when data_exception or program_limit_exceeded then
   -- Some values are valid json, but not jsonb.
   event := null;
-  event.seq := seq;
+  event.seq := texts[1];
   event.fault := 'failed';
   event.error := format('%s (SQLSTATE %s)', sqlerrm, sqlstate);
   return event;
 end
 $$;
-comment on function outbox_internal.event_of_source(bigint) is
-  'The event of this seq in the source, as source_event() has it, or its fault.';
+comment on function outbox_internal.source_row_of(text[]) is
+  'The event of 15 texts of source_events(). failed: it is no event with jsonb.';
 
 create function outbox_internal.source_matching(
   seqs bigint[], type text, aggregate_type text, aggregate_id text, created_from timestamptz, created_to timestamptz

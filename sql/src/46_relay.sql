@@ -286,17 +286,7 @@ begin
       for i in 1 .. cardinality(texts) by 15 loop
         exit when bytes >= bytes_max;
         ended := ended + 1;
-        begin
-          event := row(texts[i], texts[i + 1], texts[i + 2], texts[i + 3], texts[i + 4], texts[i + 5], texts[i + 6],
-                       texts[i + 7], texts[i + 8], texts[i + 9], texts[i + 10], texts[i + 11], texts[i + 12],
-                       texts[i + 13], texts[i + 14]);
-        exception when data_exception or program_limit_exceeded then
-          -- Some values are valid json, but not jsonb.
-          event := null;
-          event.seq := texts[i];
-          event.fault := 'failed';
-          event.error := format('%s (SQLSTATE %s)', sqlerrm, sqlstate);
-        end;
+        event := outbox_internal.source_row_of(texts[i:i + 14]);
         if event.fault is not null then
           perform outbox_internal.end_claim(event.seq, claims[ended].claim_token, to_destination, event.error, false,
                                             event.fault = 'missing');

@@ -95,7 +95,7 @@ from (
   select m.*, case when (s.e).id ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then (s.e).id::uuid end, (s.e).type,
          (s.e).aggregate_type, (s.e).aggregate_id, (s.e).operation, (s.e).payload, (s.e).previous_payload,
          (s.e).metadata, (s.e).headers, (s.e).actor, (s.e).correlation_id, (s.e).created_at, (s.e).error
-  from m left join lateral (select outbox_internal.event_of_source(m.seq) as e) s
+  from m left join lateral (select outbox_internal.source_row_of(outbox_internal.source_event(m.seq)) as e) s
     on m.ended_at is null or m.ended_at <@ (select t.current from outbox_internal.event_times t)
   where exists (select from @extschema@.outbox_source)
 ) m;
@@ -118,7 +118,7 @@ begin atomic
          (s.e).previous_payload, (s.e).metadata, (s.e).headers, (s.e).actor, (s.e).correlation_id, (s.e).created_at,
          octet_length(concat((s.e).payload, (s.e).previous_payload, (s.e).metadata, (s.e).headers, (s.e).actor)),
          (s.e).error
-  from (select outbox_internal.event_of_source(of_seq) as e offset 0) s
+  from (select outbox_internal.source_row_of(outbox_internal.source_event(of_seq)) as e offset 0) s
   where exists (select from @extschema@.outbox_source);
 end;
 comment on function outbox_internal.event_shown(bigint) is

@@ -2,11 +2,11 @@
 -- workers in shared memory and waits for their answers. It only reads; its request ends with its transaction at the
 -- latest.
 
-create function outbox_internal.begin_request(read_limit bigint)
+create function outbox_internal.begin_request(read_limit bigint, goes_on boolean)
 returns bigint language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_begin_request_wrapper';
-comment on function outbox_internal.begin_request(bigint) is
-  'Requests delivery up to a seq from the workers; 0 = one pass; negative: goes on up to its opposite, and leaves alone'
-  ' what has failed since. Returns the id of the request; 0 = there is no worker, NULL = the request of another session'
+comment on function outbox_internal.begin_request(bigint, boolean) is
+  'Requests delivery up to a seq from the workers; 0 = one pass. goes_on: after another request, and leaves alone what'
+  ' has failed since. Returns the id of the request; 0 = there is no worker, NULL = the request of another session'
   ' is not finished.';
 
 create function outbox_internal.answers(request_id bigint, timeout_ms integer)
@@ -41,7 +41,7 @@ $$;
 comment on function outbox_internal.check_request(text, interval, boolean) is
   'Refuses a call that would wait in vain. reads_ends: it waits until it sees that messages have ended.';
 
-create function outbox_internal.request_workers(read_limit bigint, until timestamptz)
+create function outbox_internal.request_workers(read_limit bigint, goes_on boolean, until timestamptz)
 returns bigint[] language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   none_since timestamptz := clock_timestamp(); -- since when no worker runs; NULL = one runs
@@ -53,7 +53,7 @@ declare
 begin
   loop
     if coalesce(request_id, 0) = 0 then
-      request_id := outbox_internal.begin_request(read_limit);
+      request_id := outbox_internal.begin_request(read_limit, goes_on);
     end if;
     if request_id > 0 then
       answers := outbox_internal.answers(
@@ -89,7 +89,7 @@ begin
   return answers;
 end
 $$;
-comment on function outbox_internal.request_workers(bigint, timestamptz) is
+comment on function outbox_internal.request_workers(bigint, boolean, timestamptz) is
   'Requests delivery as begin_request() does, and waits for the answers of the workers, which it returns as answers()'
   ' does.';
 
@@ -100,7 +100,7 @@ declare
   pass jsonb;
 begin
   perform outbox_internal.check_request('outbox_run_pass'::text, timeout, false);
-  answers := outbox_internal.request_workers(0::bigint, clock_timestamp() + timeout);
+  answers := outbox_internal.request_workers(0::bigint, false, clock_timestamp() + timeout);
   select jsonb_build_object(
            'claimed', sum(a[3]), 'published', sum(a[4]), 'failed', sum(a[5]),
            'duration_ms', round(max(a[6]) / 1000.0, 2), 'backoff_ms', min(a[7]),
@@ -137,7 +137,7 @@ declare
   left_before bigint;
   idle_rounds integer := 0;
   enabled constant boolean := current_setting('outbox.enabled')::boolean;
-  goes_on integer := 1; -- by hand -1 after the first request
+  goes_on boolean := false; -- by hand, after the first request
   message record;
   lane text; -- who sends the message, and where to; NULL = nobody knows
   run text; -- the lane of the last message
@@ -200,8 +200,8 @@ begin
     lane := (select p.lease_owner || ' ' || message.destination from @extschema@.outbox_partitions p
              where p.partition = message.partition and p.lease_until > clock_timestamp() and not message.follows);
     if message.seq > run_end and (lane is distinct from run or run is null) then
-      perform outbox_internal.request_workers(goes_on * run_end, began + timeout);
-      goes_on := -1;
+      perform outbox_internal.request_workers(run_end, goes_on, began + timeout);
+      goes_on := true;
       exit when clock_timestamp() >= began + timeout;
     elsif message.seq = run_end and lane is distinct from run then
       lane := null;
@@ -212,9 +212,9 @@ begin
   waiting := messages;
   while waiting > 0 and idle_rounds < 2 loop
     left_before := waiting;
-    if goes_on > 0 or clock_timestamp() < began + timeout then
-      perform outbox_internal.request_workers(goes_on * (chosen->-1->>'seq')::bigint, began + timeout);
-      goes_on := case when enabled then 1 else -1 end;
+    if not goes_on or clock_timestamp() < began + timeout then
+      perform outbox_internal.request_workers((chosen->-1->>'seq')::bigint, goes_on, began + timeout);
+      goes_on := not enabled;
     end if;
     outcomes := array(
       select case when f.outcome = 'waits' and (

@@ -29,6 +29,7 @@ use crate::shared::{floors, launcher, lifecycle, sessions, statistics, transacti
 use crate::store::source::by_sql::Criteria;
 use crate::store::source::{PARTS, Source};
 use crate::store::standbys;
+use outbox_core::engine::Request;
 use outbox_core::error_group;
 use outbox_core::event::sendable;
 use outbox_core::message::Outcome;
@@ -593,15 +594,19 @@ fn outbox_request_recheck(destination: SqlText) -> bool {
     heard
 }
 
-/// Requests delivery up to a seq; 0 = a pass; negative: goes on up to its opposite. Returns the id of the request: NULL
-/// if another session has one, 0 if no worker can answer.
+/// Requests delivery up to a seq; 0 = a pass. Returns the id of the request: NULL if another session has one, 0 if no
+/// worker can answer.
 #[pg_extern(sql = false)]
-fn outbox_begin_request(read_limit: i64) -> Option<i64> {
+fn outbox_begin_request(read_limit: i64, goes_on: bool) -> Option<i64> {
     let Some(database) = databases::my_database() else {
         return Some(0);
     };
     sessions::requests(catalog::my_database());
-    let request_id = database.request.begin(read_limit)?;
+    let request_id = database.request.begin(match (read_limit, goes_on) {
+        (0, _) => Request::Pass,
+        (seq, false) => Request::UpTo(seq),
+        (seq, true) => Request::OnTo(seq),
+    })?;
     databases::wake_workers();
     Some(i64::from(request_id))
 }

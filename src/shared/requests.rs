@@ -8,7 +8,7 @@ use crate::pg::latch;
 use outbox_core::engine::Request;
 use outbox_worker::PassCounts;
 use std::sync::atomic::{
-    AtomicI32, AtomicI64, AtomicU32,
+    AtomicBool, AtomicI32, AtomicI64, AtomicU32,
     Ordering::{Relaxed, SeqCst},
 };
 
@@ -20,9 +20,10 @@ pub struct RequestSlot {
     requester: AtomicI32,
     /// The request id. Grows with each request. Written by the session that makes the request; read by workers.
     request_id: AtomicU32,
-    /// Deliver up to this seq; 0 = run one pass; negative: go on up to its opposite. Written by the session that makes
-    /// the request; read by workers.
+    /// Deliver up to this seq; 0 = run one pass. Written by the session that makes the request; read by workers.
     read_limit: AtomicI64,
+    /// Go on with what another request began. Written and read by the same.
+    goes_on: AtomicBool,
 }
 
 /// The answer of one worker. Written by that worker; read by the session that made the request.
@@ -63,10 +64,10 @@ impl RequestSlot {
     pub fn now(&self) -> Option<(u32, Request)> {
         let requester = self.requester.load(SeqCst);
         let request_id = self.request_id.load(SeqCst);
-        let request = match self.read_limit.load(SeqCst) {
-            0 => Request::Pass,
-            seq if seq < 0 => Request::OnTo(-seq),
-            seq => Request::UpTo(seq),
+        let request = match (self.read_limit.load(SeqCst), self.goes_on.load(SeqCst)) {
+            (0, _) => Request::Pass,
+            (seq, false) => Request::UpTo(seq),
+            (seq, true) => Request::OnTo(seq),
         };
         // Another session may have begun a request since. The worker sees it in the next pass, for which that
         // session wakes it.
@@ -103,15 +104,20 @@ impl WorkerAnswer {
 // ---- a session ------------------------------------------------------------------------------------------------------
 
 impl RequestSlot {
-    /// Requests delivery as `read_limit` says. Returns the request id; None = another session has a request.
-    pub fn begin(&self, read_limit: i64) -> Option<u32> {
+    /// Returns the request id; None = another session has a request.
+    pub fn begin(&self, request: Request) -> Option<u32> {
         let me = latch::my_proc_number() + 1;
         let free = self.requester.compare_exchange(0, -me, SeqCst, SeqCst);
         if free.is_err_and(|requester| requester != me && requester != -me) {
             return None;
         }
         self.requester.store(-me, SeqCst);
+        let read_limit = match request {
+            Request::Pass => 0,
+            Request::UpTo(seq) | Request::OnTo(seq) => seq,
+        };
         self.read_limit.store(read_limit, SeqCst);
+        self.goes_on.store(request.goes_on(), SeqCst);
         let request_id = self.request_id.fetch_add(1, SeqCst).wrapping_add(1);
         self.requester.store(me, SeqCst);
         Some(request_id)

@@ -105,7 +105,7 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
         ("restore_function", &[("name", "'outbox_retry'")]),
         // These are called only with a source.
         ("source_event", &[("seq", "1")]),
-        ("event_of_source", &[("seq", "1")]),
+        ("source_row_of", &[("texts", "'{1,failed,no}'")]),
     ] {
         call(&cluster, &format!("outbox_internal.{name}"), given);
     }

@@ -135,3 +135,10 @@ pub struct Pointer {
     /// The time from which it must not be sent any more, in µs since 1970.
     pub expires_at_us: Option<i64>,
 }
+
+impl Pointer {
+    /// The partition and the seq, which identify a message of one destination.
+    pub fn which(&self) -> (Partition, i64) {
+        (self.partition, self.seq)
+    }
+}

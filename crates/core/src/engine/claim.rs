@@ -22,7 +22,7 @@ use super::batch::{Batch, CLAIM_BYTES_MAX};
 use super::cursors::{END, START};
 use super::due::DUE_EVERY_MS;
 use super::ports::{Memory, StatementTimeout, Tables};
-use super::rows::{Claimed, HeldLease, Lane, claimable};
+use super::rows::{HeldLease, Lane, claimable};
 use super::under_way::ClaimedMessage;
 use super::{Engine, Sharing};
 use crate::budget;
@@ -150,7 +150,7 @@ impl Engine {
         self.advance_cursors(&lanes, &batch);
         batch.rows = self.recognise(batch.rows);
         let left = room.saturating_sub(batch.rows.len() as u32);
-        let claimed: Vec<(Partition, i64)> = batch.rows.iter().map(Claimed::which).collect();
+        let claimed: Vec<(Partition, i64)> = batch.rows.iter().map(|row| row.pointer.which()).collect();
         memory.withdraw(&self.destination, &claimed);
         let open = memory.open_transactions(); // (c)
         let open_transactions = OpenTransactions {

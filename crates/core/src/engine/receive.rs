@@ -65,12 +65,12 @@ impl Engine {
         let may_take =
             self.sharing == Sharing::Leases && is_usual && knows_blockers && !self.settles_more_than_published();
         let give_up = |arrived: &Arrived| {
-            let (partition, seq) = arrived.which();
+            let (partition, seq) = arrived.pointer.which();
             memory.give_up(arrived.slot, &self.destination, partition, seq);
         };
         let (mut taken, mut given_up) = (Vec::new(), HashSet::new());
         for mut arrived in arrived {
-            let (partition, _) = arrived.which();
+            let (partition, _) = arrived.pointer.which();
             let lease = self.leases.iter().find(|(held, _)| *held == partition);
             let is_read =
                 self.cursor(partition) == END && self.read_limit(partition) == END && !self.fresh.contains(&partition);
@@ -96,7 +96,7 @@ impl Engine {
         };
         let (mut batch, mut unread) = (Batch::default(), HashSet::new());
         for mut arrived in taken {
-            let (partition, seq) = arrived.which();
+            let (partition, seq) = arrived.pointer.which();
             let event = arrived.event.take().map(Ok).or_else(|| events.remove(&seq));
             let is_new = !self.fast_in_flight.contains((partition, seq));
             match event {
@@ -132,7 +132,7 @@ impl Engine {
     /// the tables do not show that, so a claim would let later messages of its key go.
     pub(super) fn has_ended_fast(&self) -> bool {
         let mut ended = (self.unsettled.iter()).filter(|ended| ended.disposition != Disposition::Publish);
-        ended.any(|ended| (self.fast_in_flight).contains((ended.pointer.partition, ended.pointer.seq)))
+        ended.any(|ended| (self.fast_in_flight).contains(ended.pointer.which()))
     }
 
     /// Returns those of the claimed rows that are new to the engine. The others were fast-path in flight: each keeps
@@ -142,18 +142,18 @@ impl Engine {
             return rows;
         }
         let under_way: HashMap<(Partition, i64), MessageHandle> = (self.messages.iter())
-            .map(|(handle, message)| ((message.pointer.partition, message.pointer.seq), *handle))
+            .map(|(handle, message)| (message.pointer.which(), *handle))
             .collect();
         let mut new = Vec::with_capacity(rows.len());
         for row in rows {
-            let which = row.which();
+            let which = row.pointer.which();
             if !self.fast_in_flight.end(which.0, which.1) {
                 new.push(row);
             } else if let Some(message) = under_way.get(&which).and_then(|handle| self.messages.get_mut(handle)) {
                 message.row_id = row.row_id;
             } else {
                 let mut ended = self.unsettled.iter_mut();
-                if let Some(ended) = ended.find(|ended| (ended.pointer.partition, ended.pointer.seq) == which) {
+                if let Some(ended) = ended.find(|ended| ended.pointer.which() == which) {
                     ended.row_id = row.row_id;
                 }
             }
@@ -171,7 +171,7 @@ impl Engine {
         let here: HashSet<(Partition, i64)> = (self.messages.values().map(|message| &message.pointer))
             .chain(self.unsettled.iter().map(|ended| &ended.pointer))
             .filter(|pointer| self.leases.contains(&(pointer.partition, pointer.lease_epoch)))
-            .map(|pointer| (pointer.partition, pointer.seq))
+            .map(Pointer::which)
             .collect();
         self.fast_in_flight
             .retain(|partition, seq| here.contains(&(partition, seq)));

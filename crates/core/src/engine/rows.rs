@@ -55,13 +55,6 @@ pub struct Claimed {
     pub event: Result<Event, Outcome>,
 }
 
-impl Claimed {
-    /// The partition and the seq, which identify a message of one destination.
-    pub(super) fn which(&self) -> (Partition, i64) {
-        (self.pointer.partition, self.pointer.seq)
-    }
-}
-
 /// A message of the fast path that the worker has taken from its slot.
 #[derive(Clone, Debug)]
 pub struct Arrived {
@@ -70,13 +63,6 @@ pub struct Arrived {
     pub pointer: Pointer,
     /// None: it is in a source, and the worker reads it once it takes the message.
     pub event: Option<Event>,
-}
-
-impl Arrived {
-    /// The partition and the seq, which identify a message of one destination.
-    pub(super) fn which(&self) -> (Partition, i64) {
-        (self.pointer.partition, self.pointer.seq)
-    }
 }
 
 /// One message to settle, with its disposition.

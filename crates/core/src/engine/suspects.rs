@@ -49,7 +49,7 @@ pub(super) struct Suspects {
 impl Suspects {
     /// Whether no other message may be on its way with it.
     pub fn goes_alone(&self, pointer: &Pointer) -> bool {
-        let suspect = self.known.get(&(pointer.partition, pointer.seq));
+        let suspect = self.known.get(&pointer.which());
         suspect.is_some_and(|suspect| suspect.is_contagious)
     }
 
@@ -59,7 +59,7 @@ impl Suspects {
 
     /// When the message last failed alone, as a number that grows with each such failure; None if it did not.
     pub fn failed_at(&self, pointer: &Pointer) -> Option<u64> {
-        let suspect = self.known.get(&(pointer.partition, pointer.seq));
+        let suspect = self.known.get(&pointer.which());
         suspect
             .filter(|suspect| suspect.alone > 0)
             .map(|suspect| suspect.failed_before)
@@ -67,7 +67,7 @@ impl Suspects {
 
     /// Why the message last failed alone.
     pub fn reason(&self, pointer: &Pointer) -> &str {
-        let suspect = self.known.get(&(pointer.partition, pointer.seq));
+        let suspect = self.known.get(&pointer.which());
         suspect.map_or("others go first", |suspect| &suspect.reason)
     }
 
@@ -78,7 +78,7 @@ impl Suspects {
 
     /// Decides the disposition of a message, as `settle::decide` does, with what is known of it and of others.
     pub fn decide(&mut self, outcome: &Outcome, pointer: &Pointer, policy: &RetryPolicy, seed: u64) -> Disposition {
-        let id = (pointer.partition, pointer.seq);
+        let id = pointer.which();
         let attempts = pointer.attempts.max(0) as u32;
         let decide = |outcome: &Outcome| settle::decide(outcome, attempts, policy, seed);
         let (reason, is_contagious) = match outcome {
