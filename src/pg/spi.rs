@@ -149,11 +149,11 @@ impl<'conn> SpiClient<'conn> {
         args: &[Param],
     ) -> SpiResult<SpiTupleTable<'conn>> {
         let args = Param::all(args);
-        // `update` of pgrx assigns a transaction id first, which a standby refuses with an internal error.
+        // `update` of pgrx assigns a transaction id first: its commit writes WAL, and a standby refuses it with an internal
+        // error. A prepared statement keeps in itself that it may write; what it writes then assigns one.
         let table = match (query.into(), xact::is_in_recovery()) {
-            (Query::Prepared(statement), false) => self.0.update(statement, limit, args),
+            (Query::Prepared(statement), _) => self.0.select(statement, limit, args),
             (Query::Text(sql), false) => self.0.update(&sql, limit, args),
-            (Query::Prepared(statement), true) => self.0.select(statement, limit, args),
             (Query::Text(sql), true) => self.0.select(&sql, limit, args),
         };
         Ok(SpiTupleTable::of_last(table?))
@@ -183,10 +183,7 @@ impl<'conn> SpiClient<'conn> {
         query: &OwnedPreparedStatement,
         args: &[Param],
     ) -> SpiResult<SpiCursor<'conn>> {
-        if xact::is_in_recovery() {
-            return self.try_open_cursor(query, args);
-        }
-        Ok(SpiCursor(self.0.try_open_cursor_mut(query, Param::all(args))?))
+        self.try_open_cursor(query, args) // as with a statement of `update`
     }
 
     pub fn find_cursor(&self, name: &str) -> SpiResult<SpiCursor<'conn>> {

@@ -73,10 +73,7 @@ pub trait Db {
 
 #[derive(Clone, Copy)]
 pub enum Statement {
-    /// The text of a statement that only reads.
-    Read(&'static str),
-    /// The text of a statement that writes.
-    Write(&'static str),
+    Text(&'static str),
     /// A function of the protocol. It returns the columns of outbox_internal.claimed.
     Claim(&'static str),
 }
@@ -151,7 +148,7 @@ impl<D: Db> WorkerProtocol<D> {
     pub fn heartbeat(&self, pid: i32, ttl_s: i32) -> Result<Vec<String>, D::Error> {
         let sql = "select outbox_internal.legible(h) from outbox_internal.heartbeat($1, $2, $3) h";
         let args = [self.worker(), Arg::Int(pid), Arg::Int(ttl_s)];
-        self.db.run(Statement::Write(sql), &args, |row| row.name(0))
+        self.db.run(Statement::Text(sql), &args, |row| row.name(0))
     }
 
     /// Reports the state of a destination as this worker sees it; without a state, the worker no longer serves the
@@ -175,7 +172,7 @@ impl<D: Db> WorkerProtocol<D> {
             Arg::Bytes(detail.map(str::as_bytes)),
             Arg::BigInt(rechecked_at_us),
         ];
-        self.db.run(Statement::Write(sql), &args, |_| Ok(())).map(drop)
+        self.db.run(Statement::Text(sql), &args, |_| Ok(())).map(drop)
     }
 
     /// The destinations of this database. `mapping` returns the user mapping of a foreign server for this worker's
@@ -185,7 +182,7 @@ impl<D: Db> WorkerProtocol<D> {
                           array(select outbox_internal.legible(o) from unnest(d.options) with ordinality u (o, i) order by i),
                           outbox_internal.legible(d.not_adopted)
                    from outbox_internal.destinations() d";
-        self.db.run(Statement::Read(sql), &[], |row| {
+        self.db.run(Statement::Text(sql), &[], |row| {
             let kind = Kind::of_wrapper(&row.name(1)?).unwrap_or(Kind::Amqp);
             let server = row.number(2)?;
             Ok(Described {
@@ -202,7 +199,7 @@ impl<D: Db> WorkerProtocol<D> {
     pub fn leases(&self) -> Result<Vec<Lease>, D::Error> {
         let sql =
             "select partition, outbox_internal.legible(lease_owner), live, lease_epoch from outbox_internal.leases()";
-        self.db.run(Statement::Read(sql), &[], |row| {
+        self.db.run(Statement::Text(sql), &[], |row| {
             Ok(Lease {
                 partition: row.partition(0)?,
                 owner: row.text(1)?,
@@ -216,14 +213,14 @@ impl<D: Db> WorkerProtocol<D> {
     pub fn leave(&self) -> Result<(), D::Error> {
         let sql = "select outbox_internal.leave($1)";
         self.db
-            .run(Statement::Write(sql), &[self.worker()], |_| Ok(()))
+            .run(Statement::Text(sql), &[self.worker()], |_| Ok(()))
             .map(drop)
     }
 
     /// Removes workers that have ended. Returns their number.
     pub fn purge_workers(&self) -> Result<i64, D::Error> {
         let sql = "select outbox_internal.purge_workers()";
-        self.db.one(Statement::Write(sql), &[], |row| row.count(0))
+        self.db.one(Statement::Text(sql), &[], |row| row.count(0))
     }
 
     /// Claims messages of leased lanes, all of them with the same read limit and the same `most`.
@@ -290,7 +287,7 @@ impl<D: Db> WorkerProtocol<D> {
         let sql = "select outbox_internal.waits($1, $2, $3)";
         Ok((
             claimed,
-            self.db.one(Statement::Read(sql), &its_key(), |row| row.boolean(0))?,
+            self.db.one(Statement::Text(sql), &its_key(), |row| row.boolean(0))?,
         ))
     }
 
@@ -362,7 +359,7 @@ impl<D: Db> WorkerProtocol<D> {
     /// Brings back messages that are due, of these leases or (None) of all partitions.
     pub fn bring_due(&self, leases: Option<&[HeldLease]>) -> Result<DueMessages, D::Error> {
         let next_due_ms = || {
-            let next = Statement::Read("select outbox_internal.next_due_ms()");
+            let next = Statement::Text("select outbox_internal.next_due_ms()");
             let ms = self.db.one(next, &[], |row| row.number(0))?;
             Ok(ms.and_then(|ms| u64::try_from(ms).ok()))
         };
@@ -380,7 +377,7 @@ impl<D: Db> WorkerProtocol<D> {
             Arg::BigInts(epochs),
             Arg::Int(DUE_ROWS),
         ];
-        let moved = (self.db).run(Statement::Write(sql), &args, |row| {
+        let moved = (self.db).run(Statement::Text(sql), &args, |row| {
             Ok((row.name(0)?, row.partition(1)?, row.count(2)?))
         })?;
         Ok(DueMessages {
@@ -394,7 +391,7 @@ impl<D: Db> WorkerProtocol<D> {
         let sql =
             "select partition, outbox_internal.legible(destination), outbox_internal.legible(key), blocker, followers
                    from outbox_internal.blocked_keys($1)";
-        self.db.run(Statement::Read(sql), &[indexes(partitions)], |row| {
+        self.db.run(Statement::Text(sql), &[indexes(partitions)], |row| {
             Ok(BlockedKey {
                 key: OrderedKey {
                     partition: row.partition(0)?,
@@ -433,7 +430,7 @@ impl<D: Db> WorkerProtocol<D> {
         // longer this worker's.
         let (seqs, destinations, partitions) = keys(batch);
         let sql = "select outbox_internal.locate($1, $2, $3)::text[]";
-        let tids = (self.db).one(Statement::Read(sql), &[seqs, destinations, partitions], |row| {
+        let tids = (self.db).one(Statement::Text(sql), &[seqs, destinations, partitions], |row| {
             row.texts(0)
         })?;
         let tids = tids.iter().map(|tid| tid.parse().unwrap_or_default()).collect();
@@ -463,7 +460,7 @@ impl<D: Db> WorkerProtocol<D> {
             Arg::Reasons(endings.iter().map(|ending| ending.reason).collect()),
         ];
         args.extend(took_us.map(|took_us| bigints(took_us.iter().copied())));
-        let changed = self.db.one(Statement::Write(D::SETTLE), &args, |row| row.count(0))?;
+        let changed = self.db.one(Statement::Text(D::SETTLE), &args, |row| row.count(0))?;
         Ok(changed as usize)
     }
 }

@@ -106,7 +106,7 @@ impl Store {
             Arg::Int(ttl_s),
         ];
         let db = &self.protocol.db;
-        db.run(Statement::Write(sql), &args, |row| {
+        db.run(Statement::Text(sql), &args, |row| {
             Ok((row.partition(0)?, row.count(1)?))
         })
     }
@@ -118,7 +118,7 @@ impl Store {
         let args = [worker, partitions, epochs, Arg::Int(ttl_s)];
         self.protocol
             .db
-            .run(Statement::Write(sql), &args, |row| row.partition(0))
+            .run(Statement::Text(sql), &args, |row| row.partition(0))
     }
 
     pub fn release(&self, leases: &[HeldLease]) -> SpiResult<()> {
@@ -127,7 +127,7 @@ impl Store {
         }
         let sql = "select outbox_internal.lease_release($1, $2, $3)";
         (self.protocol.db)
-            .run(Statement::Write(sql), &self.held(leases), |_| Ok(()))
+            .run(Statement::Text(sql), &self.held(leases), |_| Ok(()))
             .map(drop)
     }
 
@@ -142,6 +142,6 @@ impl Store {
         let sql = "select transaction::text::bigint, (extract(epoch from prepared) * 1000000)::bigint
                    from pg_prepared_xacts where database = current_database()";
         let read = |row: &<SpiDb as Db>::ResultRow<'_>| Ok((row.count(0)? as u32, row.count(1)?));
-        self.protocol.db.run(Statement::Read(sql), &[], read)
+        self.protocol.db.run(Statement::Text(sql), &[], read)
     }
 }

@@ -55,12 +55,11 @@ impl SpiDb {
         Some(source.read(seqs, CLAIM_BYTES_MAX).unwrap_or_else(|error| error.raise()))
     }
 
-    /// Runs a query that only reads. All else in pgrx assigns a transaction id, even `Spi::get_one`, and the commit
-    /// then writes WAL.
+    /// Runs a query.
     pub fn read<T>(&self, sql: &str, read: impl FnOnce(SpiTupleTable) -> SpiResult<T>) -> SpiResult<T> {
-        Spi::connect(|client| {
-            let statement = self.prepared(sql, |sql| Ok(client.prepare(sql, &[])?.into()))?;
-            read(client.select(&**statement, None, &[])?)
+        Spi::connect_mut(|client| {
+            let statement = self.prepared(sql, |sql| Ok(client.prepare_mut(sql, &[])?.into()))?;
+            read(client.update(&**statement, None, &[])?)
         })
     }
 }
@@ -107,20 +106,14 @@ impl Db for SpiDb {
         let types = || args.iter().map(type_of).collect::<Vec<_>>();
         let params: Vec<Param> = args.iter().map(param).collect();
         Spi::connect_mut(|client| {
-            let rows = match statement {
-                Statement::Read(sql) => {
-                    let prepared = self.prepared(sql, |sql| Ok(client.prepare(sql, &types())?.into()))?;
-                    client.select(&**prepared, None, &params)?
-                }
-                Statement::Write(text) | Statement::Claim(text) => {
-                    let prepare = |sql: &str| Ok(client.prepare_mut(sql, &types())?.into());
-                    let prepared = self.prepared(text, |text| match statement {
-                        Statement::Claim(function) => prepare(&call(function, args.len())),
-                        _ => prepare(text),
-                    })?;
-                    client.update(&**prepared, None, &params)?
+            let prepare = |sql: &str| Ok(client.prepare_mut(sql, &types())?.into());
+            let prepared = match statement {
+                Statement::Text(sql) => self.prepared(sql, prepare)?,
+                Statement::Claim(function) => {
+                    self.prepared(function, |function| prepare(&call(function, args.len())))?
                 }
             };
+            let rows = client.update(&**prepared, None, &params)?;
             rows.map(|row| read(&row)).collect()
         })
     }

@@ -58,7 +58,7 @@ impl SessionDb {
 
     /// Prepares a statement once for the session.
     fn prepared(&self, statement: Statement, args: &[Arg]) -> Result<postgres::Statement, WorkError> {
-        let (Statement::Read(text) | Statement::Write(text) | Statement::Claim(text)) = statement;
+        let (Statement::Text(text) | Statement::Claim(text)) = statement;
         if let Some(known) = self.statements.borrow().get(text) {
             return Ok(known.clone());
         }
@@ -73,7 +73,7 @@ impl SessionDb {
     }
 
     fn read_source(&self, worker: &str, claimed: &[Claimed]) -> Result<Events, WorkError> {
-        let sql = Statement::Write("select e.* from outbox_internal.work_events($1, $2::tid[], $3) e");
+        let sql = Statement::Text("select e.* from outbox_internal.work_events($1, $2::tid[], $3) e");
         let args = [
             Arg::Text(Some(worker)),
             Arg::RowIds(claimed.iter().map(|row| row.row_id).collect()),

@@ -122,11 +122,11 @@ impl WorkerSession {
         handle.block_on(client.batch_execute(SETTINGS))?;
         handle.block_on(client.batch_execute(&session::statement()))?;
         let db = SessionDb::new(handle.clone(), client);
-        let begin = Statement::Write("select worker, token from outbox_internal.work_begin($1)");
+        let begin = Statement::Text("select worker, token from outbox_internal.work_begin($1)");
         let (worker, row_token) = db.one(begin, &[Arg::Text(Some(label))], |row| {
             Ok((row.name(0)?, row.count(1)?))
         })?;
-        let who = Statement::Read(
+        let who = Statement::Text(
             "select coalesce(host(inet_server_addr()), 'local socket') || ':' || current_setting('port'),
                     current_database()::text, current_user::text, pg_backend_pid()",
         );
@@ -156,7 +156,7 @@ impl WorkerSession {
 
     /// Runs a statement that returns nothing.
     fn act(&self, sql: &'static str, args: &[Arg]) -> Result<(), WorkError> {
-        self.db().run(Statement::Write(sql), args, |_| Ok(())).map(drop)
+        self.db().run(Statement::Text(sql), args, |_| Ok(())).map(drop)
     }
 
     /// The time of the server, in µs since 1970.
@@ -168,15 +168,15 @@ impl WorkerSession {
     // ---- its life ---------------------------------------------------------------------------------------------------
 
     pub fn refresh(&self) -> Result<Refreshed, WorkError> {
-        let refresh = Statement::Write(
+        let refresh = Statement::Text(
             "select leasing, not_adopted, has_source, coalesce(defaults, ''), now_us, leasing is null from outbox_internal.work_refresh()",
         );
-        let settings = Statement::Read(
+        let settings = Statement::Text(
             "select name, outbox_internal.legible(setting) from pg_settings where name like 'outbox.%' and setting is not null",
         );
         // That of this role, or else that of the workers in the server, whose options this role may not read. The view
         // shows options of a mapping to its own role only, and only with USAGE on the server.
-        let mappings = Statement::Read(
+        let mappings = Statement::Text(
             "select distinct on (srvid) srvid::bigint,
                     array(select outbox_internal.legible(o) from unnest(umoptions) with ordinality u (o, i) order by i),
                     usename = current_user, case umuser when 0 then 'PUBLIC' else quote_ident(usename) end,
@@ -243,7 +243,7 @@ impl WorkerSession {
         ];
         let sql = "select partition, lease_epoch, ttl_s from outbox_internal.work_lease($1, $2, $3, $4, $5)";
         let mut ttl_s = None;
-        let held = self.db().run(Statement::Write(sql), &args, |row| {
+        let held = self.db().run(Statement::Text(sql), &args, |row| {
             ttl_s = u64::try_from(row.count(2)?).ok();
             Ok((row.partition(0)?, row.count(1)?))
         })?;
@@ -253,7 +253,7 @@ impl WorkerSession {
     /// A position of WAL that is on disk, behind the commits of all claimed messages, and the connected standbys.
     pub fn replication(&self) -> Result<Replication, WorkError> {
         let sql = "select outbox_internal.work_standbys()";
-        let text = self.db().one(Statement::Write(sql), &[], |row| row.name(0))?;
+        let text = self.db().one(Statement::Text(sql), &[], |row| row.name(0))?;
         let mut lines = text.lines();
         let standby = |line: &str| {
             let (flushed, name) = line.split_once(' ')?;
@@ -294,7 +294,7 @@ impl WorkerSession {
             Arg::Int(notify_others.into()),
         ];
         let sql = "select outbox_internal.work_wait($1, $2, $3, $4 = 1)";
-        let mut counters = self.db().one(Statement::Write(sql), &args, |row| row.bigints(0))?;
+        let mut counters = self.db().one(Statement::Text(sql), &args, |row| row.bigints(0))?;
         let leaves = counters.pop().unwrap_or_default();
         Ok(WaitResult {
             worker_changes: counters.get(1).copied().unwrap_or_default(),
@@ -316,7 +316,7 @@ impl WorkerSession {
     /// Takes the rewinds of partitions. Called before a claim.
     pub fn rewinds(&self, partitions: &[Partition]) -> Result<Vec<Rewinds>, WorkError> {
         let sql = "select outbox_internal.work_rewinds($1)";
-        let lows = (self.db()).one(Statement::Write(sql), &[indexes(partitions)], |row| row.bigints(0))?;
+        let lows = (self.db()).one(Statement::Text(sql), &[indexes(partitions)], |row| row.bigints(0))?;
         Ok(rewinds(partitions, lows))
     }
 
@@ -348,7 +348,7 @@ impl WorkerSession {
     }
 }
 
-const SHARED_STATE: Statement = Statement::Write("select outbox_internal.work_shared_state($1)");
+const SHARED_STATE: Statement = Statement::Text("select outbox_internal.work_shared_state($1)");
 
 /// Decodes rewinds: two numbers for each partition, in the order of the partitions; negative = no rewind.
 fn rewinds(partitions: &[Partition], lows: Vec<i64>) -> Vec<Rewinds> {
