@@ -879,9 +879,15 @@ returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'o
 comment on function outbox_internal.record_pending(text, bigint) is
   'At COMMIT, changes the number of pending messages of a destination by this much.';
 
+create function outbox_internal.record_highest(seq bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_highest_wrapper';
+comment on function outbox_internal.record_highest(bigint) is
+  'A message with this seq, and none with a higher one, is put into outbox, whether or not this transaction commits.';
+
 create function outbox_internal.record_ready(destinations text[], partitions smallint[], seqs bigint[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
+  perform outbox_internal.record_highest(max(s)) from unnest(seqs) s;
   perform outbox_internal.record_pending(d, count(*)) from unnest(destinations) d group by d;
   perform outbox_internal.record_shown(m.destination, m.partition, min(m.seq))
   from unnest(destinations, partitions, seqs) m (destination, partition, seq) group by m.destination, m.partition;

@@ -474,6 +474,65 @@ fn an_enqueue_waits_for_a_transaction_that_enqueues_the_same_seq() {
     assert_eq!(waiting, [1, 2, 3, 4]);
 }
 
+/// After a restart the seqs that wait are unknown until they are counted.
+fn wait_counted(cluster: &Cluster) {
+    let is_counted = "select pending is not null from outbox_status";
+    support::wait_true(cluster, "the messages to be counted", is_counted);
+}
+
+#[test]
+fn a_seq_above_all_that_wait_is_looked_for_in_no_lane() {
+    let cluster = cluster();
+    wait_counted(&cluster);
+    cluster.draw_seqs(1_000);
+    // The index scans of one call.
+    let scans = |cluster: &Cluster, sql: &str| {
+        let mut client = cluster.connect(DB);
+        let scans = "select pg_stat_get_xact_numscans('outbox_pkey'::regclass)";
+        client.run("begin");
+        let before: i64 = client.value(scans);
+        let enqueued: bool = client.value(sql);
+        let more = client.value::<i64>(scans) - before;
+        client.run("commit");
+        (enqueued, more)
+    };
+    let enqueue = |seq: i64, key: &str| format!("select outbox_enqueue({seq}, '{key}')");
+    assert_eq!(scans(&cluster, &enqueue(100, "a")), (true, 0));
+    assert_eq!(scans(&cluster, &enqueue(101, "a")), (true, 0));
+    let (enqueued, lanes) = scans(&cluster, &enqueue(101, "another"));
+    assert!(!enqueued && lanes > 0, "{lanes}");
+    let (enqueued, lanes) = scans(&cluster, &enqueue(99, "a"));
+    assert!(enqueued && lanes > 0, "{lanes}");
+    // A transaction that is rolled back, and one that has not ended.
+    let mut open = cluster.connect(DB);
+    open.run(&format!(
+        "begin; {}; rollback; begin; {}",
+        enqueue(200, "a"),
+        enqueue(300, "a")
+    ));
+    let (enqueued, lanes) = scans(&cluster, &enqueue(200, "another"));
+    assert!(enqueued && lanes > 0, "{lanes}");
+    open.run("commit");
+    let (enqueued, lanes) = scans(&cluster, &enqueue(300, "another"));
+    assert!(!enqueued && lanes > 0, "{lanes}");
+    // Scheduled messages, and those of before a restart.
+    let scheduled = "select outbox_enqueue(400, 'a', available_at => now() + interval '1 day')";
+    assert_eq!(scans(&cluster, scheduled), (true, 0));
+    assert!(!scans(&cluster, &enqueue(400, "another")).0);
+    cluster.restart();
+    wait_counted(&cluster);
+    assert!(!scans(&cluster, &enqueue(300, "another")).0);
+    assert!(!scans(&cluster, &enqueue(400, "another")).0);
+    // A dead letter that is brought back.
+    cluster.exec(
+        DB,
+        "insert into outbox_dead (seq, destination, partition, key, enqueued_at, attempts, reason, blocks)
+         values (500, 'default', 0, 'a', now(), 1, 'lost', false)",
+    );
+    cluster.exec(DB, "select outbox_retry(500)");
+    assert!(!scans(&cluster, &enqueue(500, "another")).0);
+}
+
 const STARTED: &str =
     "select pg_postmaster_start_time()::text || pid from pg_stat_activity where backend_type = 'checkpointer'";
 

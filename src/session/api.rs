@@ -307,11 +307,19 @@ fn outbox_record_shown(destination: SqlText, partition: i16, seq: i64) -> bool {
 /// Always true, so that rows with it can be counted.
 #[pg_extern(sql = false)]
 fn outbox_record_enqueued(destination: SqlText, partition: i16, seq: i64) -> bool {
+    outbox_record_highest(seq);
     if let Ok(partition) = Partition::new(i64::from(partition)) {
         effects::enqueued(&destination, 1);
         effects::ready(&destination, partition, seq, None);
     }
     true
+}
+
+#[pg_extern(sql = false)]
+fn outbox_record_highest(seq: i64) {
+    if let Some(database) = databases::my_database() {
+        database.highest.raise(seq);
+    }
 }
 
 #[pg_extern(sql = false)]

@@ -1,7 +1,7 @@
 //! The entry of one database in shared memory: why its workers are woken, from where its lanes are read again, and the
 //! counters that views show. All processes run this code.
 
-use super::fields::{EventCount, Flag, OptionalI64, RowCount};
+use super::fields::{EventCount, Flag, Highest, OptionalI64, RowCount};
 use super::floors::ViewFloors;
 use super::maintenance::MaintenanceState;
 use super::requests::RequestSlot;
@@ -66,6 +66,9 @@ pub struct DatabaseEntry {
     pub next_due_us: OptionalI64,
     /// Messages that wait. Sessions add at COMMIT, workers subtract at settle. Read by workers and the status view.
     pub pending: RowCount,
+    /// No message with a higher seq waits. Sessions raise it when they insert one, and maintenance when it has counted all.
+    /// Read by sessions that enqueue: a seq above it need not be looked for.
+    pub highest: Highest,
     /// Dead letters, and those of them that block others. Changed at COMMIT. Read by the status view.
     pub dead: [RowCount; 2],
     /// Totals since `reset_at_us`. Written by workers, and by relays at COMMIT; read by the status view.
@@ -319,6 +322,7 @@ impl DatabaseEntry {
     pub fn installed(&self) {
         self.floors.doubt();
         self.pending.forget();
+        self.highest.forget();
         self.dead.iter().for_each(RowCount::forget);
     }
 

@@ -104,6 +104,35 @@ impl RowCount {
     }
 }
 
+/// A number that no row exceeds. It is known once the rows have been read that were there before the shared memory.
+#[repr(C)]
+pub struct Highest {
+    number: AtomicI64,
+    is_known: Flag,
+}
+
+impl Highest {
+    /// Called before a row with this number can be seen.
+    pub fn raise(&self, number: i64) {
+        self.number.fetch_max(number, SeqCst);
+    }
+
+    /// Takes over the highest number of all rows that can be seen.
+    pub fn know(&self, number: i64) {
+        self.raise(number);
+        self.is_known.set();
+    }
+
+    pub fn get(&self) -> Option<i64> {
+        self.is_known.is_set().then(|| self.number.load(SeqCst))
+    }
+
+    /// The number stays: rows may be on their way.
+    pub fn forget(&self) {
+        self.is_known.clear();
+    }
+}
+
 fn encoded(value: i64) -> u64 {
     (i64::MAX as u64).wrapping_sub(value as u64)
 }

@@ -33,6 +33,8 @@ pub struct MaintenanceState {
     pub expiry_block: OptionalI64,
     /// When the first message expires that this search has met and left, in µs since 1970.
     pub left_expires_us: OptionalI64,
+    /// The next transaction id at the first count. Transactions before it may not have raised `DatabaseEntry::highest`.
+    pub first_xid: OptionalI64,
     /// The block up to which outbox was searched for messages that expire, after a start; used if the count did not
     /// reach all messages.
     pub unknown_block: OptionalI64,

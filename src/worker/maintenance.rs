@@ -174,6 +174,7 @@ impl Maintenance {
             false => COUNT_ROWS_MAX,
         };
         state.pending_seen.set(Some(before));
+        let sees_all = database.highest.get().is_some() || self.sees_all();
         let counted = in_transaction_within(c"outbox: count", COUNT_TIMEOUT_MS, Durability::Relaxed, || {
             let counted = store.count_pending(limit)?;
             let sum: i64 = counted.iter().map(|counted| counted.messages).sum();
@@ -196,6 +197,10 @@ impl Maintenance {
         if let Some(us) = counted.iter().filter_map(|counted| counted.first_expiry_us).min() {
             state.expires_us.lower(us); // no commit has recorded it since the server started
         }
+        if is_complete && sees_all {
+            let highest = counted.iter().map(|counted| counted.highest).max();
+            database.highest.know(highest.unwrap_or_default());
+        }
         let Some(all) = all else { return };
         if database.pending.correct(before, all) {
             database.floors.doubt(); // rows were changed by hand
@@ -204,6 +209,27 @@ impl Maintenance {
             .map(|counted| (counted.destination, counted.messages))
             .collect();
         each.end(&counted);
+    }
+
+    /// Whether a count sees all messages that were inserted before this database had its entry in shared memory. Waits a
+    /// moment for short transactions; a later run finds the end of a long one.
+    fn sees_all(&self) -> bool {
+        let is_over = || {
+            let read = in_transaction(c"outbox: open transactions", Durability::Relaxed, || {
+                self.store.open_xids()
+            });
+            let (oldest, next) = or_log(c"outbox: open transactions", read)?;
+            let first = self.state.first_xid.get().unwrap_or(next);
+            self.state.first_xid.set(Some(first));
+            Some(oldest >= first)
+        };
+        for _ in 0..20 {
+            match is_over() {
+                Some(false) if !signals::is_shutdown_requested() => latch::wait(50),
+                is_over => return is_over.unwrap_or_default(),
+            }
+        }
+        false
     }
 
     /// Corrects the counters of dead letters. Once they reach `COUNT_ROWS_MAX`, only COMMIT changes them.

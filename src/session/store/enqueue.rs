@@ -19,7 +19,7 @@ use crate::pg::trigger::Call;
 use crate::pg::{guc, security, text};
 use crate::session::effects;
 use crate::session::fast_path::{self, Inserted, Stored, With};
-use crate::shared::{statistics, transactions};
+use crate::shared::{databases, statistics, transactions};
 use crate::store::rows::{self, MESSAGE};
 use crate::store::source::EventKey;
 use crate::store::subscriptions::Subscribed;
@@ -161,11 +161,13 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
     for (destination, messages) in &receivers {
         check_max_pending(destination, messages.len())?;
     }
+    // Read before anything is inserted here.
+    let highest = databases::my_database().and_then(|database| database.highest.get());
     let count = receivers.values().map(Vec::len).sum();
     let without_event = source.is_some() && times.are_unset() && effects::may_use_fast_path(count);
     let mut enqueued = HashSet::new();
     for (destination, messages) in receivers {
-        let new = not_waiting(statements, destination, partitioning.count, messages);
+        let new = not_waiting(statements, destination, partitioning.count, highest, messages);
         if new.is_empty() {
             continue;
         }
@@ -230,6 +232,7 @@ pub(super) fn insert_messages(
 ) -> Result<Placed, UserError> {
     // A time in the past has no effect.
     let due_at = times.available_at.filter(|at| *at > clock_timestamp());
+    raise_highest(messages.iter().map(|message| message.seq));
     let rows = messages.iter().map(|message| {
         let (key, expires_at) = (message.key.as_deref(), times.expires_at.map(i64::from));
         rows::message(message.seq, message.partition.as_i16(), destination, key, expires_at)
@@ -265,6 +268,13 @@ pub(super) fn insert_messages(
         effects::expires_at(us_since_1970(time));
     }
     Ok(placed)
+}
+
+/// Called before messages with these seqs are inserted.
+pub(super) fn raise_highest(seqs: impl Iterator<Item = i64>) {
+    if let (Some(database), Some(highest)) = (databases::my_database(), seqs.max()) {
+        database.highest.raise(highest);
+    }
 }
 
 /// Inserts a message without a statement. None: the table is not as usual, or the message may be there.
@@ -314,9 +324,19 @@ fn insert_rows(
     })
 }
 
-/// The messages that do not wait for the destination. A seq waits at most once for each destination,
-/// whatever partition its key gave it then.
-fn not_waiting(statements: &Statements, destination: &str, partition_count: i16, messages: Keyed) -> Keyed {
+/// The messages that do not wait for the destination. A seq waits at most once for each destination, whatever partition
+/// its key gave it then. No message with a seq above `highest` waits.
+fn not_waiting(
+    statements: &Statements,
+    destination: &str,
+    partition_count: i16,
+    highest: Option<i64>,
+    messages: Keyed,
+) -> Keyed {
+    let is_above = |(seq, _): &(i64, Option<String>)| highest.is_some_and(|highest| *seq > highest);
+    if messages.iter().all(is_above) {
+        return messages;
+    }
     let ready = Lookup::open(statements.outbox_table, [c"destination", c"partition", c"seq"]);
     let waiting = Lookup::open(statements.waiting_table, [c"seq", c"destination"]);
     let (Some(mut ready), Some(mut waiting)) = (ready, waiting) else {
@@ -324,8 +344,11 @@ fn not_waiting(statements: &Statements, destination: &str, partition_count: i16,
     };
     let raw = text::to_server(destination);
     let destination = Is::Text(&raw);
-    let is_new = |(seq, _): &(i64, Option<String>)| {
-        let seq = Is::Int8(*seq);
+    let is_new = |message: &(i64, Option<String>)| {
+        if is_above(message) {
+            return true;
+        }
+        let seq = Is::Int8(message.0);
         let mut waits = || waiting.find([seq, destination]).is_some();
         let in_partition = |partition| ready.find([destination, Is::Int2(partition), seq]).is_some();
         // Looked for twice: a worker may move it from one table to the other in between.

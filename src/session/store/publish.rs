@@ -2,7 +2,7 @@
 //! tables. outbox_publish() and the triggers of outbox_capture call it. The usual publish runs no statement; `rows` has
 //! the columns.
 
-use super::enqueue::{NewMessage, Placed, check_max_pending, insert_messages};
+use super::enqueue::{NewMessage, Placed, check_max_pending, insert_messages, raise_highest};
 use super::insert;
 use super::new_event::{IfExists, NewEvent, Times};
 use super::partition::Partitioning;
@@ -230,6 +230,7 @@ impl Publish<'_> {
         let table = Table::open(self.statements.outbox_table);
         let is_usual = table.is(&MESSAGE) && table.may_insert();
         if is_usual {
+            raise_highest(placed.iter().map(|(seq, _)| *seq));
             for (position, (seq, partition)) in placed.iter().enumerate() {
                 let ((_, key), (_, stored)) = (&self.events[position], &stored[position]);
                 self.write_messages(

@@ -8,10 +8,12 @@ use crate::pg::guc;
 use crate::pg::spi::{Lossy, Spi, SpiResult};
 use pgrx::datum::TimestampWithTimeZone;
 
-/// The number of waiting messages of a destination, and when the first of them expires, in µs since 1970.
+/// The number of waiting messages of a destination, their highest seq, and when the first of them expires, in µs since
+/// 1970.
 pub struct Counted {
     pub destination: String,
     pub messages: i64,
+    pub highest: i64,
     pub first_expiry_us: Option<i64>,
 }
 
@@ -34,9 +36,9 @@ impl Store {
     pub fn count_pending(&self, limit: i64) -> SpiResult<Vec<Counted>> {
         Spi::connect(|client| {
             let sql = format!(
-                "select o.destination, pg_catalog.count(*), pg_catalog.min(o.expires_at)
-                 from (select destination, expires_at from {s}.outbox
-                       union all select destination, expires_at from {s}.outbox_waiting limit $1) o
+                "select o.destination, pg_catalog.count(*), pg_catalog.min(o.expires_at), pg_catalog.max(o.seq)
+                 from (select destination, expires_at, seq from {s}.outbox
+                       union all select destination, expires_at, seq from {s}.outbox_waiting limit $1) o
                  group by 1",
                 s = self.schema
             );
@@ -46,11 +48,20 @@ impl Store {
                     Ok(Counted {
                         destination: row.get::<Lossy>(1)?.unwrap_or_default().0,
                         messages: row.get(2)?.unwrap_or_default(),
+                        highest: row.get(4)?.unwrap_or_default(),
                         first_expiry_us: row.get::<TimestampWithTimeZone>(3)?.map(us_since_1970),
                     })
                 })
                 .collect()
         })
+    }
+
+    /// The oldest transaction id that is still open, and the next one.
+    pub fn open_xids(&self) -> SpiResult<(i64, i64)> {
+        let sql = "select pg_catalog.pg_snapshot_xmin(s)::text::bigint, pg_catalog.pg_snapshot_xmax(s)::text::bigint
+                   from pg_catalog.pg_current_snapshot() s";
+        let (oldest, next) = Spi::connect(|client| client.select(sql, None, &[])?.first().get_two())?; // assigns none
+        Ok((oldest.unwrap_or_default(), next.unwrap_or(i64::MAX)))
     }
 
     /// Counts the dead letters, and those of them that block others, among at most `limit` rows.
