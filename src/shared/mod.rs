@@ -1,6 +1,6 @@
 //! The memory that processes share, one file for each subject. Sessions, workers, maintenance and the launcher all run
 //! this code. Each field names the processes that write and read it. The tables are authoritative: a value that is lost
-//! here costs a poll, a wrong number in a view, or the order of messages of prepared transactions.
+//! here costs a poll, a wrong number in a view, a second delivery, or the order of messages of prepared transactions.
 //!
 //! | area | has an entry for each | that entry | written by | read by |
 //! |---|---|---|---|---|
