@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 use support::chaos::rounds;
 use support::load::{Load, Plan};
 use support::oracle::judge;
-use support::{Cluster, Delivery};
-use support::{DB, Stage, arrived, refused, wait_drained, wait_true};
+use support::{Cluster, Delivery, Session};
+use support::{DB, Stage, arrived, idle_cluster, refused, wait_drained, wait_true};
 
 /// An event table like those of event stores, owned by a role without special rights.
 pub const SHOP: &str = "create role shopkeeper in role outbox_writer; create schema shop authorization shopkeeper;
@@ -374,4 +374,47 @@ fn large_events_arrive_complete_and_in_order() {
     wait_true(&stage, "a dead letter", "select exists (select from outbox_dead)");
     let reason: String = stage.query_one(DB, "select reason from outbox_dead");
     assert!(reason.contains("bytes"), "{reason}");
+}
+
+#[test]
+fn the_row_of_an_event_is_read_once_whatever_a_subscription_asks_for() {
+    let cluster = idle_cluster(&[]);
+    cluster.exec(DB, SHOP);
+    cluster.exec(
+        DB,
+        &set_source(", headers => 'jsonb_build_object(''tenant'', stream)', payload => 'data'"),
+    );
+    cluster.exec(
+        DB,
+        "create server audit foreign data wrapper outbox_amqp options (url 'amqp://localhost');
+         create server big foreign data wrapper outbox_amqp options (url 'amqp://localhost');
+         select outbox_subscribe('audit', headers => '{\"tenant\": \"order\"}');
+         select outbox_subscribe('big', when_sql => $$(payload->>'n')::int > 5$$);
+         insert into shop.events (\"eventKind\", stream_id, data) values ('Written', 'a', '{\"n\": 1}'), ('Written', 'b', '{\"n\": 9}')",
+    );
+    let mut client = cluster.connect(DB);
+    let scans = "select pg_stat_get_xact_numscans('shop.events_pkey'::regclass)";
+    client.run("begin; select outbox_enqueue(1)"); // plans
+    let before: i64 = client.value(scans);
+    client.run("select outbox_enqueue(2)");
+    assert_eq!(client.value::<i64>(scans) - before, 1);
+    client.run("commit");
+    let enqueued: Vec<String> = cluster.query_one(
+        DB,
+        "select array_agg(format('%s to %s, key %s', seq, destination, key) order by seq, destination) from outbox",
+    );
+    let expected = [
+        "1 to audit, key order:a",
+        "1 to default, key order:a",
+        "2 to audit, key order:b",
+        "2 to big, key order:b",
+        "2 to default, key order:b",
+    ];
+    assert_eq!(enqueued, expected);
+    // A row that is not there, and one that cannot be read.
+    let missing = refused(&cluster, "select outbox_enqueue(3)");
+    assert_eq!(missing.message(), "there is no event with seq 3");
+    cluster.exec(DB, "insert into shop.events (\"eventKind\") values (null)");
+    let unreadable = refused(&cluster, "select outbox_enqueue(3)");
+    assert!(unreadable.message().contains("its type is NULL"), "{unreadable}");
 }

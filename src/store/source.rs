@@ -124,6 +124,17 @@ pub struct EventKey {
     pub aggregate_type: Option<String>,
 }
 
+impl From<&Event> for EventKey {
+    /// With the key of an event whose key is its aggregate.
+    fn from(event: &Event) -> Self {
+        Self {
+            key: aggregate_key(event.aggregate_type.as_deref(), event.aggregate_id.as_deref()),
+            kind: event.kind.clone(),
+            aggregate_type: event.aggregate_type.clone(),
+        }
+    }
+}
+
 impl EventKey {
     /// What subscriptions choose by first.
     pub fn types(&self) -> (&str, Option<&str>) {
@@ -310,15 +321,23 @@ impl Source {
         self.as_owner(&[], read).map_err(|why| self.unreadable(&why))
     }
 
-    /// The event with this seq. An error of the source is an error of the call.
-    pub fn event(&self, seq: i64) -> Result<Event, UserError> {
-        let events = self.read_events(&[seq], usize::MAX, Reader::Session);
-        let event = events.map(|mut events| events.remove(&seq));
-        match event.map_err(|why| self.unreadable(&why))? {
-            Some(Ok(event)) => Ok(event),
-            Some(Err(Outcome::Failed { reason } | Outcome::Unsendable { reason })) => Err(self.unreadable(&reason)),
-            _ => Err(self.unreadable(&format!("it has no row with seq {seq}"))),
+    /// Whether the key of an event is its aggregate.
+    pub fn has_aggregate_keys(&self) -> bool {
+        self.mapping[KEY].is_none()
+    }
+
+    /// Those of these events that exist. An error of the source is an error of the call.
+    pub fn whole_events(&self, seqs: &[i64]) -> Result<HashMap<i64, Event>, UserError> {
+        let read = self.read_events(seqs, usize::MAX, Reader::Session);
+        let mut events = HashMap::new();
+        for (seq, event) in read.map_err(|why| self.unreadable(&why))? {
+            match event {
+                Ok(event) => _ = events.insert(seq, event),
+                Err(Outcome::Failed { reason }) => return Err(self.unreadable(&reason)),
+                Err(_) => {} // there is none
+            }
         }
+        Ok(events)
     }
 
     /// Why no row can be read; None = rows can be read.

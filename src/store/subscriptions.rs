@@ -70,6 +70,12 @@ impl Subscribed {
         }
     }
 
+    /// Whether it takes each whole event to know its destinations.
+    pub fn reads_each_event(&self) -> bool {
+        let mut of_each = self.filters.of_each_event().iter();
+        self.filters.read_headers() || of_each.any(|position| self.subscribers[*position].condition.is_some())
+    }
+
     /// The destinations that an event goes to. `event` is called if it takes more than its types to know them.
     pub fn destinations<'e>(
         &self,
@@ -112,12 +118,12 @@ impl Condition {
                 Some(statement) => statement,
                 None => {
                     let sql = condition_sql(&self.when, |number| format!("${number}"));
-                    let prepared = client.prepare(&sql, &[TEXTOID; COLUMNS.len()])?;
+                    let prepared = client.prepare_mut(&sql, &[TEXTOID; COLUMNS.len()])?;
                     self.prepared.get_or_init(|| prepared.into())
                 }
             };
             let args = event.texts().map(Param::from);
-            Ok(!client.select(&**statement, Some(1), &args)?.is_empty())
+            Ok(!client.update(&**statement, Some(1), &args)?.is_empty())
         })
         .map_err(internal)
     }

@@ -70,6 +70,11 @@ impl Subscriptions {
         !self.by_header.is_empty()
     }
 
+    /// The positions of the subscriptions that each event is compared with: those without headers and a list of types.
+    pub fn of_each_event(&self) -> &[usize] {
+        &self.others
+    }
+
     /// The positions of the subscriptions that the event meets, in their order. `headers` is the JSON text of an
     /// object.
     pub fn met(&self, kind: &str, aggregate_type: Option<&str>, headers: Option<&str>) -> Vec<usize> {

@@ -100,13 +100,22 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
     partition.map_or(Ok(()), |partition| partitioning.check(partition))?;
     let source = source::of(statements)?;
     // Rows of events may be locked, and a source may be.
-    let (subscribed, are_looked_up, found) = loop {
+    let (subscribed, are_looked_up, found, events) = loop {
         let subscribed = subscriptions::of_destination(statements, destination)?;
         let are_looked_up = subscribed.is_some() || matches!(keys, Keys::LookedUp);
+        let mut events = HashMap::new();
         let found = match &source {
             None => {
                 let by_fast_path = times.are_unset() && effects::may_use_fast_path(seqs.len());
                 read_events(statements, seqs, by_fast_path)?
+            }
+            // Each row is read once.
+            Some(source)
+                if source.has_aggregate_keys() && subscribed.as_ref().is_some_and(|all| all.reads_each_event()) =>
+            {
+                events = source.whole_events(seqs)?;
+                let keys = events.iter().map(|(seq, event)| (*seq, EventKey::from(event)));
+                keys.map(|(seq, event)| (seq, Found { event, stored: None })).collect()
             }
             Some(source) if are_looked_up => {
                 let keys = source.keys(seqs, subscribed.is_some())?.into_iter();
@@ -115,7 +124,7 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
             Some(_) => HashMap::new(),
         };
         if are_current(&subscribed)? {
-            break (subscribed, are_looked_up, found);
+            break (subscribed, are_looked_up, found, events);
         }
     };
     let mut missing = seqs.iter().filter(|seq| !found.contains_key(seq)).peekable();
@@ -148,9 +157,14 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
         Some(subscribed) => {
             for (seq, key) in all {
                 let types = found[&seq].event.types();
-                let event = || match &source {
-                    Some(source) => source.event(seq).map(Cow::Owned),
-                    None => read_whole_event(statements, seq).map(Cow::Owned),
+                let event = || match (&source, events.get(&seq)) {
+                    (Some(_), Some(event)) => Ok(Cow::Borrowed(event)),
+                    (Some(source), None) => {
+                        let read = source.whole_events(&[seq])?.remove(&seq);
+                        let missing = || not_stored(&source.relation, [&seq].into_iter(), STORE_FIRST);
+                        read.map(Cow::Owned).ok_or_else(missing)
+                    }
+                    (None, _) => read_whole_event(statements, seq).map(Cow::Owned),
                 };
                 for receiver in subscribed.destinations(types, event)? {
                     receivers.entry(receiver).or_default().push((seq, key.clone()));
