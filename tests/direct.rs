@@ -474,63 +474,63 @@ fn an_enqueue_waits_for_a_transaction_that_enqueues_the_same_seq() {
     assert_eq!(waiting, [1, 2, 3, 4]);
 }
 
-/// After a restart the seqs that wait are unknown until they are counted.
-fn wait_counted(cluster: &Cluster) {
-    let is_counted = "select pending is not null from outbox_status";
-    support::wait_true(cluster, "the messages to be counted", is_counted);
+/// Whether a call enqueued something, and the index scans of outbox that it began.
+fn scans(cluster: &Cluster, seq: i64, key: &str, end: &str) -> (bool, i64) {
+    let mut client = cluster.connect(DB);
+    let scans = "select pg_stat_get_xact_numscans('outbox_pkey'::regclass)";
+    client.run("begin");
+    let before: i64 = client.value(scans);
+    let enqueued: bool = client.value(&format!("select outbox_enqueue({seq}, '{key}')"));
+    let more = client.value::<i64>(scans) - before;
+    client.run(end);
+    (enqueued, more)
+}
+
+/// Waits until the server knows which seqs wait, with seqs from `first` on.
+fn wait_counted(cluster: &Cluster, first: i64) {
+    let mut seqs = first..;
+    let is_known = || scans(cluster, seqs.next().expect("a seq"), "a", "rollback").1 == 0;
+    support::wait_until("the messages to be counted", support::LONG, is_known);
 }
 
 #[test]
 fn a_seq_above_all_that_wait_is_looked_for_in_no_lane() {
     let cluster = cluster();
-    wait_counted(&cluster);
-    cluster.draw_seqs(1_000);
-    // The index scans of one call.
-    let scans = |cluster: &Cluster, sql: &str| {
-        let mut client = cluster.connect(DB);
-        let scans = "select pg_stat_get_xact_numscans('outbox_pkey'::regclass)";
-        client.run("begin");
-        let before: i64 = client.value(scans);
-        let enqueued: bool = client.value(sql);
-        let more = client.value::<i64>(scans) - before;
-        client.run("commit");
-        (enqueued, more)
-    };
-    let enqueue = |seq: i64, key: &str| format!("select outbox_enqueue({seq}, '{key}')");
-    assert_eq!(scans(&cluster, &enqueue(100, "a")), (true, 0));
-    assert_eq!(scans(&cluster, &enqueue(101, "a")), (true, 0));
-    let (enqueued, lanes) = scans(&cluster, &enqueue(101, "another"));
+    cluster.draw_seqs(1_000_000);
+    wait_counted(&cluster, 1);
+    let enqueue = |seq: i64, key: &str| scans(&cluster, seq, key, "commit");
+    assert_eq!(enqueue(100_100, "a"), (true, 0));
+    assert_eq!(enqueue(100_101, "a"), (true, 0));
+    let (enqueued, lanes) = enqueue(100_101, "another");
     assert!(!enqueued && lanes > 0, "{lanes}");
-    let (enqueued, lanes) = scans(&cluster, &enqueue(99, "a"));
+    let (enqueued, lanes) = enqueue(100_099, "a");
     assert!(enqueued && lanes > 0, "{lanes}");
     // A transaction that is rolled back, and one that has not ended.
     let mut open = cluster.connect(DB);
-    open.run(&format!(
-        "begin; {}; rollback; begin; {}",
-        enqueue(200, "a"),
-        enqueue(300, "a")
-    ));
-    let (enqueued, lanes) = scans(&cluster, &enqueue(200, "another"));
+    open.run("begin; select outbox_enqueue(100200, 'a'); rollback; begin; select outbox_enqueue(100300, 'a')");
+    let (enqueued, lanes) = enqueue(100_200, "another");
     assert!(enqueued && lanes > 0, "{lanes}");
     open.run("commit");
-    let (enqueued, lanes) = scans(&cluster, &enqueue(300, "another"));
+    let (enqueued, lanes) = enqueue(100_300, "another");
     assert!(!enqueued && lanes > 0, "{lanes}");
     // Scheduled messages, and those of before a restart.
-    let scheduled = "select outbox_enqueue(400, 'a', available_at => now() + interval '1 day')";
-    assert_eq!(scans(&cluster, scheduled), (true, 0));
-    assert!(!scans(&cluster, &enqueue(400, "another")).0);
+    cluster.exec(
+        DB,
+        "select outbox_enqueue(100400, 'a', available_at => now() + interval '1 day')",
+    );
+    assert!(!enqueue(100_400, "another").0);
     cluster.restart();
-    wait_counted(&cluster);
-    assert!(!scans(&cluster, &enqueue(300, "another")).0);
-    assert!(!scans(&cluster, &enqueue(400, "another")).0);
+    wait_counted(&cluster, 200_000);
+    assert!(!enqueue(100_300, "another").0);
+    assert!(!enqueue(100_400, "another").0);
     // A dead letter that is brought back.
     cluster.exec(
         DB,
         "insert into outbox_dead (seq, destination, partition, key, enqueued_at, attempts, reason, blocks)
-         values (500, 'default', 0, 'a', now(), 1, 'lost', false)",
+         values (300500, 'default', 0, 'a', now(), 1, 'lost', false)",
     );
-    cluster.exec(DB, "select outbox_retry(500)");
-    assert!(!scans(&cluster, &enqueue(500, "another")).0);
+    cluster.exec(DB, "select outbox_retry(300500)");
+    assert!(!enqueue(300_500, "another").0);
 }
 
 const STARTED: &str =
