@@ -178,14 +178,6 @@ impl<'conn> SpiClient<'conn> {
         Ok(SpiCursor(self.0.try_open_cursor(query, Param::all(args))?))
     }
 
-    pub fn try_open_cursor_mut(
-        &mut self,
-        query: &OwnedPreparedStatement,
-        args: &[Param],
-    ) -> SpiResult<SpiCursor<'conn>> {
-        self.try_open_cursor(query, args) // as with a statement of `update`
-    }
-
     pub fn find_cursor(&self, name: &str) -> SpiResult<SpiCursor<'conn>> {
         Ok(SpiCursor(self.0.find_cursor(name)?))
     }

@@ -317,9 +317,7 @@ fn outbox_record_enqueued(destination: SqlText, partition: i16, seq: i64) -> boo
 
 #[pg_extern(sql = false)]
 fn outbox_record_highest(seq: i64) {
-    if let Some(database) = databases::my_database() {
-        database.highest.raise(seq);
-    }
+    store::raise_highest(std::iter::once(seq));
 }
 
 #[pg_extern(sql = false)]

@@ -242,7 +242,7 @@ impl Source {
         }
         let cursor = Spi::connect_mut(|client| {
             let statement = self.events_statement(client, false)?;
-            let cursor = client.try_open_cursor_mut(statement, &[seqs.to_vec().into()])?;
+            let cursor = client.try_open_cursor(statement, &[seqs.to_vec().into()])?;
             Ok(cursor.detach_into_name())
         })
         .map_err(internal)?;
@@ -266,7 +266,7 @@ impl Source {
         Ok(is_all)
     }
 
-    /// Reads one event without a cursor, in half of the time.
+    /// Reads one event without a cursor.
     fn fetch_one(&self, seq: i64, rows: &mut Vec<(i64, Result<Event, Outcome>)>) -> SpiResult<()> {
         Spi::connect_mut(|client| {
             let statement = self.events_statement(client, true)?;

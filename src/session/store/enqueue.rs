@@ -285,7 +285,7 @@ pub(super) fn insert_messages(
 }
 
 /// Called before messages with these seqs are inserted.
-pub(super) fn raise_highest(seqs: impl Iterator<Item = i64>) {
+pub fn raise_highest(seqs: impl Iterator<Item = i64>) {
     if let (Some(database), Some(highest)) = (databases::my_database(), seqs.max()) {
         database.highest.raise(highest);
     }

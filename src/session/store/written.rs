@@ -42,7 +42,7 @@ pub fn read_rows<R>(
         fired.show_rows();
         let cursor = as_reader(reader, || {
             let statement = prepared(client, fired.trigger, sql)?;
-            Ok(client.try_open_cursor_mut(&statement, &[])?.detach_into_name())
+            Ok(client.try_open_cursor(&statement, &[])?.detach_into_name())
         })
         .map_err(internal)?;
         loop {
