@@ -10,6 +10,9 @@
 //!   test does.
 //! - --times: lists the slowest tests.
 //!
+//! A binary that prints nothing for ten minutes is killed, and the tests that it still ran are named: a test that hangs
+//! must not hide which one it is. Its log ends with a list of all processes.
+//!
 //! The output of each binary is in target/test-logs. The data directories of servers are on a tmpfs if it has room.
 
 use std::collections::BTreeSet;
@@ -20,6 +23,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::sync::Mutex;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -32,6 +36,8 @@ const NAME: &str = "outbox-tests-";
 /// The servers of all threads, with the tests that write a million rows.
 const FREE_MIN_BYTES: u64 = 8 << 30;
 const SLOWEST: usize = 60;
+/// Several times as long as the slowest test takes on a slow machine.
+const STALLED: Duration = Duration::from_mins(10);
 
 fn main() -> ExitCode {
     let Some(options) = Options::parse() else {
@@ -222,13 +228,24 @@ impl Run {
                 .args(["-Zunstable-options", "--report-time"]);
         }
         let mut in_order = false;
+        let mut slow = BTreeSet::new();
         let status = watch(command, &log, |line| {
             in_order |= line.starts_with("test result: ");
+            match line.strip_prefix("test ").and_then(|rest| rest.split_once(' ')) {
+                Some((test, "has been running for over 60 seconds")) => slow.insert(test.to_owned()),
+                Some((test, _)) => slow.remove(test),
+                None => false,
+            };
             self.see(&name, line, &log);
         });
         let mut seen = self.seen();
         if !in_order {
-            seen.broken.push(format!("{name}: {status}, see {}", log.display()));
+            let ran = match slow.is_empty() {
+                true => String::new(),
+                false => format!(" while it ran {}", Vec::from_iter(slow).join(", ")),
+            };
+            seen.broken
+                .push(format!("{name}: {status}{ran}, see {}", log.display()));
         }
         println!("{name}: {status} after {:.0?}", started.elapsed());
     }
@@ -324,16 +341,17 @@ impl Run {
     }
 }
 
-/// Runs a command to its end, copies its output to `log`, and shows each line to `see`.
+/// Runs a command to its end, copies its output to `log`, and shows each line to `see`. Kills it if it stalls.
 fn watch(command: Command, log: &Path, see: impl FnMut(&str) + Send) -> ExitStatus {
     let log = Mutex::new(File::create(log).expect("create a log"));
     let see = Mutex::new(see);
-    let read = |stream: Box<dyn Read + Send>| {
+    let read = |stream: Box<dyn Read + Send>, progress: mpsc::Sender<()>| {
         for line in BufReader::new(stream).split(b'\n') {
             let line = line.expect("read the output of a test");
             let line = String::from_utf8_lossy(&line);
             writeln!(log.lock().expect("no panic"), "{line}").expect("write the log");
             see.lock().expect("no panic")(&line);
+            let _ = progress.send(());
         }
     };
     let mut child = process::spawn_bound(command, libc::SIGKILL).expect("start a test binary");
@@ -341,9 +359,26 @@ fn watch(command: Command, log: &Path, see: impl FnMut(&str) + Send) -> ExitStat
         child.stdout.take().expect("a pipe"),
         child.stderr.take().expect("a pipe"),
     );
+    let (progress, progressed) = mpsc::channel();
     std::thread::scope(|scope| {
-        scope.spawn(|| read(Box::new(stdout)));
-        scope.spawn(|| read(Box::new(stderr)));
+        let other = progress.clone();
+        scope.spawn(|| read(Box::new(stdout), other));
+        scope.spawn(|| read(Box::new(stderr), progress));
+        loop {
+            match progressed.recv_timeout(STALLED) {
+                Ok(()) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    let list = Command::new("ps")
+                        .args(["-ewwo", "pid,ppid,etime,stat,wchan:24,args", "--forest"])
+                        .output();
+                    let list = list.expect("list the processes").stdout;
+                    log.lock().expect("no panic").write_all(&list).expect("write the log");
+                    process::kill(&mut child);
+                    break;
+                }
+            }
+        }
     });
     child.wait().expect("wait for a test binary")
 }
