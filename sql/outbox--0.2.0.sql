@@ -344,6 +344,7 @@ create table @extschema@.outbox_waiting (
 );
 create index on @extschema@.outbox_waiting (due_at) where due_at is not null;
 create index on @extschema@.outbox_waiting (destination, partition, key collate "C", seq) where state = 'g';
+create index on @extschema@.outbox_waiting (destination, partition, key collate "C", seq) where state = 'b';
 create index on @extschema@.outbox_waiting (seq) where state = 'b' and attempts >= 3; -- outbox_health counts them
 comment on table @extschema@.outbox_waiting is
   'Messages that may not be delivered now: scheduled, waiting for their next attempt, or behind an earlier one of'
@@ -381,7 +382,7 @@ create table @extschema@.outbox_dead (
   expires_at   timestamptz,
   primary key (seq, destination)
 );
-create index on @extschema@.outbox_dead (partition) where blocks;
+create index on @extschema@.outbox_dead (destination, partition, key collate "C", seq) where blocks;
 comment on table @extschema@.outbox_dead is
   'Dead letters: messages out of attempts. outbox_retry() brings one back, outbox_discard() gives it up. Kept for'
   ' outbox.dead_retention.';
@@ -589,7 +590,7 @@ begin
     if not found then
       return false;
     end if;
-    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+    perform outbox_internal.wake(0::bigint);
     perform outbox_internal.record_audit(
       'adopt'::text, jsonb_build_object('destination', outbox_adopt.destination, 'why', why), null::bigint, reason);
     return true;
@@ -612,7 +613,7 @@ begin
         from @extschema@.outbox_identity i) k, outbox_internal.drawn_seq d
   where k.seq > d.seq;
   perform outbox_internal.record_owners();
-  perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.wake(0::bigint);
   perform outbox_internal.record_audit('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
   return true;
 end
@@ -862,11 +863,17 @@ comment on function outbox_internal.record_shown(text, smallint, bigint) is
   'This transaction puts a message into outbox, where views look for the first waiting one; published at COMMIT.'
   ' Returns true.';
 
-create function outbox_internal.wake(more_waiting bigint, partitions smallint[], seqs bigint[])
+create function outbox_internal.wake(more_waiting bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
-comment on function outbox_internal.wake(bigint, smallint[], bigint[]) is
+comment on function outbox_internal.wake(bigint) is
   'At COMMIT, notifies the workers of this database of a change by hand: the number of pending messages changed by'
-  ' this much, and these are to be read again.';
+  ' this much.';
+
+create function outbox_internal.record_changed(destination text, partition smallint, seq bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_changed_wrapper';
+comment on function outbox_internal.record_changed(text, smallint, bigint) is
+  'At COMMIT, lets the worker of a lane read it again from this message on: it was put into outbox, or is gone, so that'
+  ' others of its key may continue.';
 
 create function outbox_internal.record_enqueued(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_enqueued_wrapper';
@@ -891,11 +898,9 @@ begin
   perform outbox_internal.record_pending(d, count(*)) from unnest(destinations) d group by d;
   perform outbox_internal.record_shown(m.destination, m.partition, min(m.seq))
   from unnest(destinations, partitions, seqs) m (destination, partition, seq) group by m.destination, m.partition;
-  perform outbox_internal.wake(coalesce(sum(l.n), 0)::bigint, coalesce(array_agg(l.partition), '{}'),
-                               coalesce(array_agg(l.first), '{}'))
-  from (select m.partition, min(m.seq) as first, count(*) as n
-        from unnest(destinations, partitions, seqs) m (destination, partition, seq)
-        group by m.destination, m.partition) l;
+  perform outbox_internal.record_changed(m.destination, m.partition, min(m.seq))
+  from unnest(destinations, partitions, seqs) m (destination, partition, seq) group by m.destination, m.partition;
+  perform outbox_internal.wake(coalesce(cardinality(seqs), 0)::bigint);
 end
 $$;
 comment on function outbox_internal.record_ready(text[], smallint[], bigint[]) is
@@ -2279,31 +2284,77 @@ comment on function outbox_internal.next_due_ms() is
   'Worker protocol: the time in ms until the next waiting message is due; NULL = none waits for a time.';
 
 create function outbox_internal.blocked_keys(
-  partitions smallint[], out destination text, out partition smallint, out key text, out blocker bigint,
+  of_destination text, partitions smallint[], out partition smallint, out key text, out blocker bigint,
   out followers boolean
-) returns setof record language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+) returns setof record language plpgsql stable
+security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+  return query
   with recursive behind as ( -- one lookup in the index for each key, whatever waits in it
-    (select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g'
+    (select w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g' and w.destination = of_destination
      order by w.destination, w.partition, w.key collate "C" limit 1)
     union all
     select n.* from behind b cross join lateral (
-      select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
-      where w.state = 'g' and (w.destination, w.partition, w.key collate "C") > (b.destination, b.partition, b.key)
+      select w.partition, w.key from @extschema@.outbox_waiting w
+      where w.state = 'g' and w.destination = of_destination
+        and (w.partition, w.key collate "C") > (b.partition, b.key)
       order by w.destination, w.partition, w.key collate "C" limit 1) n
   ), found as (
-    select b.destination, b.partition, b.key, null::bigint as blocker, true as followers from behind b
+    select b.partition, b.key, null::bigint as blocker, true as followers from behind b where b.partition = any (partitions)
     union all
-    select w.destination, w.partition, w.key, w.seq, false from @extschema@.outbox_waiting w
-    where w.due_at is not null and w.state = 'b'
-    union all
-    select d.destination, d.partition, d.key, d.seq, false from @extschema@.outbox_dead d where d.blocks
+    select f.* from unnest(partitions) p (n) cross join lateral (
+      (select p.n, w.key, w.seq, false from @extschema@.outbox_waiting w
+       where w.state = 'b' and w.destination = of_destination and w.partition = p.n and w.key is not null)
+      union all
+      (select p.n, null, w.seq, false from @extschema@.outbox_waiting w -- of those without a key, the first
+       where w.state = 'b' and w.destination = of_destination and w.partition = p.n and w.key is null
+       order by w.seq limit 1)
+      union all
+      (select p.n, d.key, d.seq, false from @extschema@.outbox_dead d
+       where d.blocks and d.destination = of_destination and d.partition = p.n)) f
   )
-  select f.destination, f.partition, f.key, min(f.blocker), bool_or(f.followers)
-  from found f where f.partition = any ($1) group by 1, 2, 3;
+  select f.partition, f.key, min(f.blocker), bool_or(f.followers) from found f group by 1, 2;
+end
 $$;
-comment on function outbox_internal.blocked_keys(smallint[]) is
-  'Worker protocol: keys whose messages wait behind one that failed (blocker) or come back from waiting behind one.'
-  ' Key NULL: messages without a key, which block others only in a partition with one order.';
+comment on function outbox_internal.blocked_keys(text, smallint[]) is
+  'Worker protocol: keys of a destination whose messages wait behind one that failed (blocker) or come back from waiting'
+  ' behind one. Key NULL: messages without a key, which block others only in a partition with one order.';
+
+create function outbox_internal.destinations_with_messages()
+returns setof text language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  return query
+  with recursive ready as ( -- one lookup in the index for each destination
+    (select o.destination from @extschema@.outbox o order by o.destination limit 1)
+    union all
+    select n.* from ready r cross join lateral (
+      select o.destination from @extschema@.outbox o where o.destination > r.destination
+      order by o.destination limit 1) n
+  ), behind as (
+    (select w.destination from @extschema@.outbox_waiting w where w.state = 'g' order by w.destination limit 1)
+    union all
+    select n.* from behind b cross join lateral (
+      select w.destination from @extschema@.outbox_waiting w where w.state = 'g' and w.destination > b.destination
+      order by w.destination limit 1) n
+  ), failed as (
+    (select w.destination from @extschema@.outbox_waiting w where w.state = 'b' order by w.destination limit 1)
+    union all
+    select n.* from failed f cross join lateral (
+      select w.destination from @extschema@.outbox_waiting w where w.state = 'b' and w.destination > f.destination
+      order by w.destination limit 1) n
+  ), dead as (
+    (select d.destination from @extschema@.outbox_dead d where d.blocks order by d.destination limit 1)
+    union all
+    select n.* from dead x cross join lateral (
+      select d.destination from @extschema@.outbox_dead d where d.blocks and d.destination > x.destination
+      order by d.destination limit 1) n
+  )
+  select * from ready union select * from behind union select * from failed union select * from dead;
+end
+$$;
+comment on function outbox_internal.destinations_with_messages() is
+  'Worker protocol: the destinations with messages that may be delivered, back off, wait behind another or block others.';
 
 create function outbox_internal.settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
@@ -2494,14 +2545,13 @@ comment on function outbox_internal.notify_dead(bigint[], text[]) is
 create index on @extschema@.outbox_waiting (expires_at) where expires_at is not null;
 
 create function outbox_internal.dead_letter(
-  tids tid[], waiting_tids tid[], leased bigint[], out destination text, out count bigint, out blocking boolean
+  tids tid[], waiting_tids tid[], leased bigint[], out destination text, out count bigint
 ) returns setof record language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   seqs bigint[];
   destinations text[];
-  failed boolean[];
 begin
   with ready as materialized (
     select o.ctid as row_tid from @extschema@.outbox o
@@ -2534,21 +2584,22 @@ begin
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
         replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
   )
-  select array_agg(e.seq), array_agg(e.destination), array_agg(e.has_failed) into seqs, destinations, failed from expired e;
+  select array_agg(e.seq), array_agg(e.destination),
+         count(case when e.has_failed then outbox_internal.record_changed(e.destination, e.partition, e.seq) end)
+    into seqs, destinations from expired e;
   if seqs is not null then
     perform outbox_internal.notify_dead(seqs, destinations);
   end if;
-  return query select d.destination, count(*), bool_or(d.failed) from unnest(destinations, failed) d (destination, failed) group by 1;
+  return query select d, count(*) from unnest(destinations) d group by 1;
 end
 $$;
 comment on function outbox_internal.dead_letter(tid[], tid[], bigint[]) is
   'Makes dead letters of messages in outbox and outbox_waiting that have expired and that no worker holds. A claim by'
-  ' a lease that is not among leased does not count (NULL = every claim counts). Returns how many of each destination,'
-  ' and whether others may have waited behind one of them.';
+  ' a lease that is not among leased does not count (NULL = every claim counts). Returns how many of each destination.';
 
 create function outbox_internal.expire(
   first_block bigint, blocks integer, batch integer,
-  out destinations text[], out counts bigint[], out blocking boolean, out next_block bigint, out more boolean,
+  out destinations text[], out counts bigint[], out next_block bigint, out more boolean,
   out next_expiry timestamptz
 ) language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
@@ -2581,7 +2632,7 @@ begin
         select p.partition::bigint << 48 | p.lease_epoch from @extschema@.outbox_partitions p
         where p.lease_owner is not null order by p.partition for key share);
     end if;
-    select array_agg(b.destination), array_agg(b.count), bool_or(b.blocking) into destinations, counts, blocking
+    select array_agg(b.destination), array_agg(b.count) into destinations, counts
     from outbox_internal.dead_letter(seen, late, leased) b;
   end if;
   more := cardinality(seen) = batch or cardinality(late) = batch;
@@ -2595,9 +2646,8 @@ end
 $$;
 comment on function outbox_internal.expire(bigint, integer, integer) is
   'Worker protocol: makes dead letters of up to batch messages that have expired, in this number of blocks of outbox'
-  ' from first_block on and in outbox_waiting. Returns how many of which destination expired, and whether others may'
-  ' have waited behind one. Returns also where to continue (0 = all was scanned), whether more have expired already,'
-  ' and when the first of those that remain expires.';
+  ' from first_block on and in outbox_waiting. Returns how many of which destination expired, where to continue (0 = all'
+  ' was scanned), whether more have expired already, and when the first of those that remain expires.';
 
 -- ---- sql/src/35_retention.sql
 
@@ -2797,7 +2847,7 @@ begin
           where x.died_at < moment - make_interval(secs => retention_s) order by x.died_at limit batch
           for update skip locked), null::text) d;
   if discarded > 0 then
-    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may continue
+    perform outbox_internal.wake(0::bigint);
   end if;
   return discarded;
 end
@@ -2952,10 +3002,14 @@ begin
     select x.seq, x.enqueued_at, clock_timestamp(), x.attempts, x.partition, true, x.replayed, x.destination, x.key,
            coalesce(reason, 'dead for longer than outbox.dead_retention: ' || x.reason)
     from (select * from of_outbox union all select * from of_waiting union all select * from of_dead) x
-    returning 1
+    returning destination, partition, seq
+  ), lanes as (
+    select w.destination, w.partition, min(w.seq) as first, count(*) as n from written w group by 1, 2
   )
-  select count(*), (select count(*) from of_outbox) + (select count(*) from of_waiting) from written
-    into discarded, waited;
+  select coalesce(sum(l.n), 0), (select count(*) from of_outbox) + (select count(*) from of_waiting),
+         count(outbox_internal.record_changed(l.destination, l.partition, l.first)) -- keys may continue
+    into discarded, waited
+  from lanes l;
 end
 $$;
 comment on function outbox_internal.discard(tid[], tid[], tid[], text) is
@@ -2986,8 +3040,10 @@ begin
   if not found and not changed then
     return false;
   end if;
-  perform outbox_internal.wake(0::bigint, array_remove(array[ready], null),
-                               case when ready is null then '{}' else array[outbox_retry.seq] end);
+  if ready is not null then
+    perform outbox_internal.record_changed(to_destination, ready, outbox_retry.seq);
+  end if;
+  perform outbox_internal.wake(0::bigint);
   if changed then
     perform outbox_internal.record_audit(
       'retry'::text, jsonb_build_object('seq', outbox_retry.seq, 'destination', to_destination), 1::bigint,
@@ -3029,7 +3085,7 @@ begin
     array(select d.ctid from @extschema@.outbox_dead d
           where d.seq = outbox_discard.seq and d.destination = to_destination),
     coalesce(outbox_discard.reason, 'discarded by ' || session_user));
-  perform outbox_internal.wake(-ended.waited, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.wake(-ended.waited);
   perform outbox_internal.record_pending(to_destination, -ended.waited);
   if ended.discarded > 0 then
     perform outbox_internal.record_audit(
@@ -3054,7 +3110,7 @@ begin
   if not found then
     return false;
   end if;
-  perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.wake(0::bigint);
   perform outbox_internal.record_audit(
     'pause'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
@@ -3085,7 +3141,7 @@ begin
     end if;
   end if;
   delete from @extschema@.outbox_paused p where p.destination = outbox_resume.destination;
-  perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.wake(0::bigint);
   perform outbox_internal.record_audit(
     'resume'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
@@ -3478,7 +3534,7 @@ begin
     '{}'::tid[], '{}'::tid[], array(select m.row_tid from outbox_internal.dead_matching(filter, max_rows) m),
     coalesce(outbox_discard_where.reason, 'discarded by ' || session_user)) d;
   if discarded > 0 then
-    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may continue
+    perform outbox_internal.wake(0::bigint);
     perform outbox_internal.record_audit('discard'::text, filter || jsonb_build_object('max_rows', max_rows),
                                           discarded, outbox_discard_where.reason);
   end if;
@@ -3870,9 +3926,10 @@ begin
     returning o.seq, o.destination, o.partition,
               outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until) as is_claimed
   ), waiting as (
-    delete from @extschema@.outbox_waiting w using unnest(unended) s (seq) where w.seq = s.seq returning w.destination
+    delete from @extschema@.outbox_waiting w using unnest(unended) s (seq) where w.seq = s.seq returning w.destination, w.partition, w.seq
   ), dead as (
-    delete from @extschema@.outbox_dead d using unnest(unended) s (seq) where d.seq = s.seq returning 1
+    delete from @extschema@.outbox_dead d using unnest(unended) s (seq) where d.seq = s.seq
+    returning d.destination, d.partition, d.seq
   ), history as (
     delete from @extschema@.outbox_history h using unnest(ended, times) e (seq, during)
     where h.seq = e.seq and h.published_at <@ e.during returning 1
@@ -3889,10 +3946,14 @@ begin
   select array[(select count(*) from erased), (select count(*) from ready), (select count(*) from waiting),
                (select count(*) from dead), (select count(*) from history), (select count(*) from attempts),
                (select count(*) from audit)] as counts,
-         array(select w.destination from waiting w) as waiting, r.*
+         array(select w.destination from waiting w) as waiting, r.*, c.*
     into removed
   from (select array_agg(r.seq) as seqs, array_agg(r.destination) as destinations, array_agg(r.partition) as partitions,
-               array_agg(r.is_claimed) as claimed from ready r) r;
+               array_agg(r.is_claimed) as claimed from ready r) r
+  cross join (
+    select array_agg(x.destination) as of_destinations, array_agg(x.partition) as of_partitions, array_agg(x.seq) as of_seqs
+    from (select r.destination, r.partition, r.seq from ready r
+          union all select * from waiting union all select * from dead) x) c;
   for message in
     select * from unnest(removed.seqs, removed.destinations, removed.partitions, removed.claimed)
       as m (seq, destination, partition, is_claimed) order by m.seq
@@ -3907,7 +3968,10 @@ begin
   perform outbox_internal.record_pending(d, -count(*)) from unnest(removed.destinations || removed.waiting) d group by d;
   n := removed.counts;
   if 0 < any (n) then
-    perform outbox_internal.wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may continue
+    perform outbox_internal.record_changed(c.destination, c.partition, min(c.seq)) -- keys may continue
+    from unnest(removed.of_destinations, removed.of_partitions, removed.of_seqs) c (destination, partition, seq)
+    group by c.destination, c.partition;
+    perform outbox_internal.wake(-n[2] - n[3]);
     perform outbox_internal.record_audit(
       'purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
   end if;
@@ -3957,8 +4021,7 @@ create function outbox_internal.claimable_heads(
 ) returns setof record language sql stable
 set search_path = pg_catalog, pg_temp as $$
   with blocked as materialized (
-    select g.partition, g.key, g.blocker from outbox_internal.blocked_keys($2) g
-    where g.destination = $1 and g.blocker is not null
+    select g.partition, g.key, g.blocker from outbox_internal.blocked_keys($1, $2) g where g.blocker is not null
   ), lane as (
     select x.*, row_number() over (partition by x.partition, case when not $4 then x.key end order by x.seq) as place
     from unnest($2) p (n) cross join lateral (
@@ -4080,12 +4143,12 @@ begin
     -- Messages behind one that has ended since: the first of each key. In a partition with one order, all that wait
     -- by their key from before that order was set.
     perform from outbox_internal.make_ready(array(
-      select w.ctid from outbox_internal.blocked_keys(settings.partitions) g
+      select w.ctid from outbox_internal.blocked_keys(to_destination, settings.partitions) g
       cross join lateral (
         select x.ctid from @extschema@.outbox_waiting x
-        where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key collate "C" = g.key
+        where x.state = 'g' and x.destination = to_destination and x.partition = g.partition and x.key collate "C" = g.key
         order by x.seq limit case when not by_partition then 1 end) w
-      where g.destination = to_destination and (g.blocker is null or by_partition) and g.followers));
+      where (g.blocker is null or by_partition) and g.followers));
 
     -- Read, then read the open transactions, then read again and claim. A transaction with a lower seq of the key is
     -- either still open at the second step, or visible to the third.
@@ -6043,14 +6106,15 @@ begin
     where w.due_at <= clock_timestamp()
     union all
     select x.*, g.partition, true
-    from outbox_internal.blocked_keys((select s.partitions from @extschema@.outbox_settings s)) g
-    join open d on d.destination = g.destination
+    from open d
+    cross join lateral outbox_internal.blocked_keys(
+      d.destination, (select s.partitions from @extschema@.outbox_settings s)) g
     cross join lateral (
       select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w
-      where w.state = 'g' and w.destination = g.destination and w.partition = g.partition and w.key collate "C" = g.key
+      where w.state = 'g' and w.destination = d.destination and w.partition = g.partition and w.key collate "C" = g.key
       order by w.seq limit max_rows) x
     where g.followers and not exists (
-      select from blocked c where c.destination = g.destination and c.partition = g.partition and c.key = g.key)
+      select from blocked c where c.destination = d.destination and c.partition = g.partition and c.key = g.key)
   )
   select jsonb_agg(to_jsonb(n) order by n.seq), count(*) into chosen, messages
   -- The messages of an event are delivered together.
@@ -6170,8 +6234,8 @@ comment on function outbox_internal.is_on_disk(bigint) is
 create function outbox_internal.work_rewinds(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_rewinds_wrapper';
 comment on function outbox_internal.work_rewinds(smallint[]) is
-  'Worker outside: the seq from which each partition must be read again since the last call, for the default'
-  ' destination and for all others; -1 = no change. Before a claim.';
+  'Worker outside: what must be read again since the last call: partition, lane (a group of destinations) and the seq'
+  ' from which, three numbers each. Before the claims of a pass.';
 
 create function outbox_internal.work_shared_state(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_shared_state_wrapper';
@@ -6184,8 +6248,8 @@ create function outbox_internal.work_wait(
 ) returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_wait_wrapper';
 comment on function outbox_internal.work_wait(bigint[], integer, integer, boolean) is
   'Worker outside: waits until there may be work, at most timeout_ms. in_flight is the number of messages that it has'
-  ' in flight; leases_changed: the other workers must read the leases. Returns four counters to pass next (commits,'
-  ' workers, unblocked and scheduled messages), and whether to leave: 1 immediately, 2 in order, for a statement in this'
+  ' in flight; leases_changed: the other workers must read the leases. Returns three counters to pass next (commits,'
+  ' workers and scheduled messages), and whether to leave: 1 immediately, 2 in order, for a statement in this'
   ' database.';
 
 -- ---- what a worker outside calls: its life --------------------------------------------------------------------------
@@ -6423,7 +6487,8 @@ begin
       ('claim', planned_once || of_bodies), ('claim_waiting', planned_once || of_bodies), ('claim_unleased', of_bodies),
       ('claim_chosen', planned_once || of_bodies), ('choose_unleased', planned_once), ('mark', planned_once || ' set enable_tidscan = on'),
       ('due', planned_once),
-      ('make_ready', planned_once), ('blocked_keys', planned_once), ('expire', planned_once), ('dead_letter', planned_once),
+      ('make_ready', planned_once), ('blocked_keys', planned_once), ('destinations_with_messages', planned_once),
+      ('expire', planned_once), ('dead_letter', planned_once),
       -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap; but what it calls uses an index.
       ('settle', planned_once || ' set enable_indexscan = off'),
       ('record_failed', in_order || ' set enable_indexscan = on'),
@@ -6619,7 +6684,7 @@ grant execute on function
   outbox_internal.heartbeat, outbox_internal.report, outbox_internal.destinations, outbox_internal.leases,
   outbox_internal.leave, outbox_internal.purge_workers, outbox_internal.claim, outbox_internal.claim_waiting,
   outbox_internal.waits, outbox_internal.due, outbox_internal.next_due_ms, outbox_internal.blocked_keys,
-  outbox_internal.locate,
+  outbox_internal.destinations_with_messages, outbox_internal.locate,
   outbox_internal.work_begin, outbox_internal.work_refresh, outbox_internal.work_lease, outbox_internal.work_standbys,
   outbox_internal.work_quit, outbox_internal.work_rewinds, outbox_internal.work_shared_state, outbox_internal.work_wait,
   outbox_internal.work_report_in_flight, outbox_internal.work_claim_unleased, outbox_internal.work_events, outbox_internal.work_settle

@@ -186,8 +186,7 @@ fn a_worker_has_at_most_2000_messages_of_a_destination_in_flight() {
     let proxy = Proxy::start(broker.port());
     let url = format!("amqp://127.0.0.1:{}", proxy.port());
     let cluster = unconnected_cluster(&url, &exchange, &["outbox.workers = 1"]);
-    wait_connected(&cluster);
-    proxy.mode(Mode::DropReplies);
+    cluster.exec(DB, "select outbox_pause()");
     // Messages that are ready, and messages behind others of their keys that are delivered by now.
     cluster.exec(
         DB,
@@ -196,9 +195,13 @@ fn a_worker_has_at_most_2000_messages_of_a_destination_in_flight() {
          insert into outbox_waiting (seq, enqueued_at, partition, state, destination, key)
          select n, now(), outbox_crc32('k' || n % 8) % 16, 'g', 'default', 'k' || n % 8 from generate_series(1, 4800) n;
          select outbox_enqueue_many(array(select g from generate_series(4801, 8000) g));
-         select outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
          commit",
     );
+    // Another one reads the second kind, which nothing has announced.
+    cluster.exec(DB, "select pg_terminate_backend(pid) from outbox_workers; delete from outbox_connections");
+    wait_true(&cluster, "a new worker", "select count(*) = 1 from outbox_connections where state = 'paused'");
+    proxy.mode(Mode::DropReplies);
+    cluster.exec(DB, "select outbox_resume()");
     let claimed = "select count(*) from outbox where claim_token is not null";
     // The worker claims no more messages when less than 1/8 of its window is free.
     wait_true(&cluster, "its window to be full", &format!("select ({claimed}) > 1750"));

@@ -161,6 +161,7 @@ create table @extschema@.outbox_waiting (
 );
 create index on @extschema@.outbox_waiting (due_at) where due_at is not null;
 create index on @extschema@.outbox_waiting (destination, partition, key collate "C", seq) where state = 'g';
+create index on @extschema@.outbox_waiting (destination, partition, key collate "C", seq) where state = 'b';
 create index on @extschema@.outbox_waiting (seq) where state = 'b' and attempts >= 3; -- outbox_health counts them
 comment on table @extschema@.outbox_waiting is
   'Messages that may not be delivered now: scheduled, waiting for their next attempt, or behind an earlier one of'
@@ -198,7 +199,7 @@ create table @extschema@.outbox_dead (
   expires_at   timestamptz,
   primary key (seq, destination)
 );
-create index on @extschema@.outbox_dead (partition) where blocks;
+create index on @extschema@.outbox_dead (destination, partition, key collate "C", seq) where blocks;
 comment on table @extschema@.outbox_dead is
   'Dead letters: messages out of attempts. outbox_retry() brings one back, outbox_discard() gives it up. Kept for'
   ' outbox.dead_retention.';

@@ -111,7 +111,7 @@ begin
     if not found then
       return false;
     end if;
-    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+    perform outbox_internal.wake(0::bigint);
     perform outbox_internal.record_audit(
       'adopt'::text, jsonb_build_object('destination', outbox_adopt.destination, 'why', why), null::bigint, reason);
     return true;
@@ -134,7 +134,7 @@ begin
         from @extschema@.outbox_identity i) k, outbox_internal.drawn_seq d
   where k.seq > d.seq;
   perform outbox_internal.record_owners();
-  perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.wake(0::bigint);
   perform outbox_internal.record_audit('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
   return true;
 end

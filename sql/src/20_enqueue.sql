@@ -130,11 +130,17 @@ comment on function outbox_internal.record_shown(text, smallint, bigint) is
   'This transaction puts a message into outbox, where views look for the first waiting one; published at COMMIT.'
   ' Returns true.';
 
-create function outbox_internal.wake(more_waiting bigint, partitions smallint[], seqs bigint[])
+create function outbox_internal.wake(more_waiting bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
-comment on function outbox_internal.wake(bigint, smallint[], bigint[]) is
+comment on function outbox_internal.wake(bigint) is
   'At COMMIT, notifies the workers of this database of a change by hand: the number of pending messages changed by'
-  ' this much, and these are to be read again.';
+  ' this much.';
+
+create function outbox_internal.record_changed(destination text, partition smallint, seq bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_changed_wrapper';
+comment on function outbox_internal.record_changed(text, smallint, bigint) is
+  'At COMMIT, lets the worker of a lane read it again from this message on: it was put into outbox, or is gone, so that'
+  ' others of its key may continue.';
 
 create function outbox_internal.record_enqueued(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_enqueued_wrapper';
@@ -159,11 +165,9 @@ begin
   perform outbox_internal.record_pending(d, count(*)) from unnest(destinations) d group by d;
   perform outbox_internal.record_shown(m.destination, m.partition, min(m.seq))
   from unnest(destinations, partitions, seqs) m (destination, partition, seq) group by m.destination, m.partition;
-  perform outbox_internal.wake(coalesce(sum(l.n), 0)::bigint, coalesce(array_agg(l.partition), '{}'),
-                               coalesce(array_agg(l.first), '{}'))
-  from (select m.partition, min(m.seq) as first, count(*) as n
-        from unnest(destinations, partitions, seqs) m (destination, partition, seq)
-        group by m.destination, m.partition) l;
+  perform outbox_internal.record_changed(m.destination, m.partition, min(m.seq))
+  from unnest(destinations, partitions, seqs) m (destination, partition, seq) group by m.destination, m.partition;
+  perform outbox_internal.wake(coalesce(cardinality(seqs), 0)::bigint);
 end
 $$;
 comment on function outbox_internal.record_ready(text[], smallint[], bigint[]) is

@@ -587,31 +587,77 @@ comment on function outbox_internal.next_due_ms() is
   'Worker protocol: the time in ms until the next waiting message is due; NULL = none waits for a time.';
 
 create function outbox_internal.blocked_keys(
-  partitions smallint[], out destination text, out partition smallint, out key text, out blocker bigint,
+  of_destination text, partitions smallint[], out partition smallint, out key text, out blocker bigint,
   out followers boolean
-) returns setof record language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+) returns setof record language plpgsql stable
+security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+  return query
   with recursive behind as ( -- one lookup in the index for each key, whatever waits in it
-    (select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g'
+    (select w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g' and w.destination = of_destination
      order by w.destination, w.partition, w.key collate "C" limit 1)
     union all
     select n.* from behind b cross join lateral (
-      select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
-      where w.state = 'g' and (w.destination, w.partition, w.key collate "C") > (b.destination, b.partition, b.key)
+      select w.partition, w.key from @extschema@.outbox_waiting w
+      where w.state = 'g' and w.destination = of_destination
+        and (w.partition, w.key collate "C") > (b.partition, b.key)
       order by w.destination, w.partition, w.key collate "C" limit 1) n
   ), found as (
-    select b.destination, b.partition, b.key, null::bigint as blocker, true as followers from behind b
+    select b.partition, b.key, null::bigint as blocker, true as followers from behind b where b.partition = any (partitions)
     union all
-    select w.destination, w.partition, w.key, w.seq, false from @extschema@.outbox_waiting w
-    where w.due_at is not null and w.state = 'b'
-    union all
-    select d.destination, d.partition, d.key, d.seq, false from @extschema@.outbox_dead d where d.blocks
+    select f.* from unnest(partitions) p (n) cross join lateral (
+      (select p.n, w.key, w.seq, false from @extschema@.outbox_waiting w
+       where w.state = 'b' and w.destination = of_destination and w.partition = p.n and w.key is not null)
+      union all
+      (select p.n, null, w.seq, false from @extschema@.outbox_waiting w -- of those without a key, the first
+       where w.state = 'b' and w.destination = of_destination and w.partition = p.n and w.key is null
+       order by w.seq limit 1)
+      union all
+      (select p.n, d.key, d.seq, false from @extschema@.outbox_dead d
+       where d.blocks and d.destination = of_destination and d.partition = p.n)) f
   )
-  select f.destination, f.partition, f.key, min(f.blocker), bool_or(f.followers)
-  from found f where f.partition = any ($1) group by 1, 2, 3;
+  select f.partition, f.key, min(f.blocker), bool_or(f.followers) from found f group by 1, 2;
+end
 $$;
-comment on function outbox_internal.blocked_keys(smallint[]) is
-  'Worker protocol: keys whose messages wait behind one that failed (blocker) or come back from waiting behind one.'
-  ' Key NULL: messages without a key, which block others only in a partition with one order.';
+comment on function outbox_internal.blocked_keys(text, smallint[]) is
+  'Worker protocol: keys of a destination whose messages wait behind one that failed (blocker) or come back from waiting'
+  ' behind one. Key NULL: messages without a key, which block others only in a partition with one order.';
+
+create function outbox_internal.destinations_with_messages()
+returns setof text language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  return query
+  with recursive ready as ( -- one lookup in the index for each destination
+    (select o.destination from @extschema@.outbox o order by o.destination limit 1)
+    union all
+    select n.* from ready r cross join lateral (
+      select o.destination from @extschema@.outbox o where o.destination > r.destination
+      order by o.destination limit 1) n
+  ), behind as (
+    (select w.destination from @extschema@.outbox_waiting w where w.state = 'g' order by w.destination limit 1)
+    union all
+    select n.* from behind b cross join lateral (
+      select w.destination from @extschema@.outbox_waiting w where w.state = 'g' and w.destination > b.destination
+      order by w.destination limit 1) n
+  ), failed as (
+    (select w.destination from @extschema@.outbox_waiting w where w.state = 'b' order by w.destination limit 1)
+    union all
+    select n.* from failed f cross join lateral (
+      select w.destination from @extschema@.outbox_waiting w where w.state = 'b' and w.destination > f.destination
+      order by w.destination limit 1) n
+  ), dead as (
+    (select d.destination from @extschema@.outbox_dead d where d.blocks order by d.destination limit 1)
+    union all
+    select n.* from dead x cross join lateral (
+      select d.destination from @extschema@.outbox_dead d where d.blocks and d.destination > x.destination
+      order by d.destination limit 1) n
+  )
+  select * from ready union select * from behind union select * from failed union select * from dead;
+end
+$$;
+comment on function outbox_internal.destinations_with_messages() is
+  'Worker protocol: the destinations with messages that may be delivered, back off, wait behind another or block others.';
 
 create function outbox_internal.settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],

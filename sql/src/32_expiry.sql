@@ -6,14 +6,13 @@
 create index on @extschema@.outbox_waiting (expires_at) where expires_at is not null;
 
 create function outbox_internal.dead_letter(
-  tids tid[], waiting_tids tid[], leased bigint[], out destination text, out count bigint, out blocking boolean
+  tids tid[], waiting_tids tid[], leased bigint[], out destination text, out count bigint
 ) returns setof record language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   seqs bigint[];
   destinations text[];
-  failed boolean[];
 begin
   with ready as materialized (
     select o.ctid as row_tid from @extschema@.outbox o
@@ -46,21 +45,22 @@ begin
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
         replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
   )
-  select array_agg(e.seq), array_agg(e.destination), array_agg(e.has_failed) into seqs, destinations, failed from expired e;
+  select array_agg(e.seq), array_agg(e.destination),
+         count(case when e.has_failed then outbox_internal.record_changed(e.destination, e.partition, e.seq) end)
+    into seqs, destinations from expired e;
   if seqs is not null then
     perform outbox_internal.notify_dead(seqs, destinations);
   end if;
-  return query select d.destination, count(*), bool_or(d.failed) from unnest(destinations, failed) d (destination, failed) group by 1;
+  return query select d, count(*) from unnest(destinations) d group by 1;
 end
 $$;
 comment on function outbox_internal.dead_letter(tid[], tid[], bigint[]) is
   'Makes dead letters of messages in outbox and outbox_waiting that have expired and that no worker holds. A claim by'
-  ' a lease that is not among leased does not count (NULL = every claim counts). Returns how many of each destination,'
-  ' and whether others may have waited behind one of them.';
+  ' a lease that is not among leased does not count (NULL = every claim counts). Returns how many of each destination.';
 
 create function outbox_internal.expire(
   first_block bigint, blocks integer, batch integer,
-  out destinations text[], out counts bigint[], out blocking boolean, out next_block bigint, out more boolean,
+  out destinations text[], out counts bigint[], out next_block bigint, out more boolean,
   out next_expiry timestamptz
 ) language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
@@ -93,7 +93,7 @@ begin
         select p.partition::bigint << 48 | p.lease_epoch from @extschema@.outbox_partitions p
         where p.lease_owner is not null order by p.partition for key share);
     end if;
-    select array_agg(b.destination), array_agg(b.count), bool_or(b.blocking) into destinations, counts, blocking
+    select array_agg(b.destination), array_agg(b.count) into destinations, counts
     from outbox_internal.dead_letter(seen, late, leased) b;
   end if;
   more := cardinality(seen) = batch or cardinality(late) = batch;
@@ -107,6 +107,5 @@ end
 $$;
 comment on function outbox_internal.expire(bigint, integer, integer) is
   'Worker protocol: makes dead letters of up to batch messages that have expired, in this number of blocks of outbox'
-  ' from first_block on and in outbox_waiting. Returns how many of which destination expired, and whether others may'
-  ' have waited behind one. Returns also where to continue (0 = all was scanned), whether more have expired already,'
-  ' and when the first of those that remain expires.';
+  ' from first_block on and in outbox_waiting. Returns how many of which destination expired, where to continue (0 = all'
+  ' was scanned), whether more have expired already, and when the first of those that remain expires.';

@@ -194,7 +194,7 @@ begin
           where x.died_at < moment - make_interval(secs => retention_s) order by x.died_at limit batch
           for update skip locked), null::text) d;
   if discarded > 0 then
-    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may continue
+    perform outbox_internal.wake(0::bigint);
   end if;
   return discarded;
 end

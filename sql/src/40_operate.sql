@@ -91,10 +91,14 @@ begin
     select x.seq, x.enqueued_at, clock_timestamp(), x.attempts, x.partition, true, x.replayed, x.destination, x.key,
            coalesce(reason, 'dead for longer than outbox.dead_retention: ' || x.reason)
     from (select * from of_outbox union all select * from of_waiting union all select * from of_dead) x
-    returning 1
+    returning destination, partition, seq
+  ), lanes as (
+    select w.destination, w.partition, min(w.seq) as first, count(*) as n from written w group by 1, 2
   )
-  select count(*), (select count(*) from of_outbox) + (select count(*) from of_waiting) from written
-    into discarded, waited;
+  select coalesce(sum(l.n), 0), (select count(*) from of_outbox) + (select count(*) from of_waiting),
+         count(outbox_internal.record_changed(l.destination, l.partition, l.first)) -- keys may continue
+    into discarded, waited
+  from lanes l;
 end
 $$;
 comment on function outbox_internal.discard(tid[], tid[], tid[], text) is
@@ -125,8 +129,10 @@ begin
   if not found and not changed then
     return false;
   end if;
-  perform outbox_internal.wake(0::bigint, array_remove(array[ready], null),
-                               case when ready is null then '{}' else array[outbox_retry.seq] end);
+  if ready is not null then
+    perform outbox_internal.record_changed(to_destination, ready, outbox_retry.seq);
+  end if;
+  perform outbox_internal.wake(0::bigint);
   if changed then
     perform outbox_internal.record_audit(
       'retry'::text, jsonb_build_object('seq', outbox_retry.seq, 'destination', to_destination), 1::bigint,
@@ -168,7 +174,7 @@ begin
     array(select d.ctid from @extschema@.outbox_dead d
           where d.seq = outbox_discard.seq and d.destination = to_destination),
     coalesce(outbox_discard.reason, 'discarded by ' || session_user));
-  perform outbox_internal.wake(-ended.waited, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.wake(-ended.waited);
   perform outbox_internal.record_pending(to_destination, -ended.waited);
   if ended.discarded > 0 then
     perform outbox_internal.record_audit(
@@ -193,7 +199,7 @@ begin
   if not found then
     return false;
   end if;
-  perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.wake(0::bigint);
   perform outbox_internal.record_audit(
     'pause'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
@@ -224,7 +230,7 @@ begin
     end if;
   end if;
   delete from @extschema@.outbox_paused p where p.destination = outbox_resume.destination;
-  perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.wake(0::bigint);
   perform outbox_internal.record_audit(
     'resume'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;

@@ -157,7 +157,7 @@ begin
     '{}'::tid[], '{}'::tid[], array(select m.row_tid from outbox_internal.dead_matching(filter, max_rows) m),
     coalesce(outbox_discard_where.reason, 'discarded by ' || session_user)) d;
   if discarded > 0 then
-    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may continue
+    perform outbox_internal.wake(0::bigint);
     perform outbox_internal.record_audit('discard'::text, filter || jsonb_build_object('max_rows', max_rows),
                                           discarded, outbox_discard_where.reason);
   end if;

@@ -32,8 +32,7 @@ create function outbox_internal.claimable_heads(
 ) returns setof record language sql stable
 set search_path = pg_catalog, pg_temp as $$
   with blocked as materialized (
-    select g.partition, g.key, g.blocker from outbox_internal.blocked_keys($2) g
-    where g.destination = $1 and g.blocker is not null
+    select g.partition, g.key, g.blocker from outbox_internal.blocked_keys($1, $2) g where g.blocker is not null
   ), lane as (
     select x.*, row_number() over (partition by x.partition, case when not $4 then x.key end order by x.seq) as place
     from unnest($2) p (n) cross join lateral (
@@ -155,12 +154,12 @@ begin
     -- Messages behind one that has ended since: the first of each key. In a partition with one order, all that wait
     -- by their key from before that order was set.
     perform from outbox_internal.make_ready(array(
-      select w.ctid from outbox_internal.blocked_keys(settings.partitions) g
+      select w.ctid from outbox_internal.blocked_keys(to_destination, settings.partitions) g
       cross join lateral (
         select x.ctid from @extschema@.outbox_waiting x
-        where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key collate "C" = g.key
+        where x.state = 'g' and x.destination = to_destination and x.partition = g.partition and x.key collate "C" = g.key
         order by x.seq limit case when not by_partition then 1 end) w
-      where g.destination = to_destination and (g.blocker is null or by_partition) and g.followers));
+      where (g.blocker is null or by_partition) and g.followers));
 
     -- Read, then read the open transactions, then read again and claim. A transaction with a lower seq of the key is
     -- either still open at the second step, or visible to the third.

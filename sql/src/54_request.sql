@@ -178,14 +178,15 @@ begin
     where w.due_at <= clock_timestamp()
     union all
     select x.*, g.partition, true
-    from outbox_internal.blocked_keys((select s.partitions from @extschema@.outbox_settings s)) g
-    join open d on d.destination = g.destination
+    from open d
+    cross join lateral outbox_internal.blocked_keys(
+      d.destination, (select s.partitions from @extschema@.outbox_settings s)) g
     cross join lateral (
       select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w
-      where w.state = 'g' and w.destination = g.destination and w.partition = g.partition and w.key collate "C" = g.key
+      where w.state = 'g' and w.destination = d.destination and w.partition = g.partition and w.key collate "C" = g.key
       order by w.seq limit max_rows) x
     where g.followers and not exists (
-      select from blocked c where c.destination = g.destination and c.partition = g.partition and c.key = g.key)
+      select from blocked c where c.destination = d.destination and c.partition = g.partition and c.key = g.key)
   )
   select jsonb_agg(to_jsonb(n) order by n.seq), count(*) into chosen, messages
   -- The messages of an event are delivered together.

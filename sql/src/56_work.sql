@@ -57,8 +57,8 @@ comment on function outbox_internal.is_on_disk(bigint) is
 create function outbox_internal.work_rewinds(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_rewinds_wrapper';
 comment on function outbox_internal.work_rewinds(smallint[]) is
-  'Worker outside: the seq from which each partition must be read again since the last call, for the default'
-  ' destination and for all others; -1 = no change. Before a claim.';
+  'Worker outside: what must be read again since the last call: partition, lane (a group of destinations) and the seq'
+  ' from which, three numbers each. Before the claims of a pass.';
 
 create function outbox_internal.work_shared_state(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_shared_state_wrapper';
@@ -71,8 +71,8 @@ create function outbox_internal.work_wait(
 ) returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_wait_wrapper';
 comment on function outbox_internal.work_wait(bigint[], integer, integer, boolean) is
   'Worker outside: waits until there may be work, at most timeout_ms. in_flight is the number of messages that it has'
-  ' in flight; leases_changed: the other workers must read the leases. Returns four counters to pass next (commits,'
-  ' workers, unblocked and scheduled messages), and whether to leave: 1 immediately, 2 in order, for a statement in this'
+  ' in flight; leases_changed: the other workers must read the leases. Returns three counters to pass next (commits,'
+  ' workers and scheduled messages), and whether to leave: 1 immediately, 2 in order, for a statement in this'
   ' database.';
 
 -- ---- what a worker outside calls: its life --------------------------------------------------------------------------

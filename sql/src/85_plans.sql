@@ -27,7 +27,8 @@ begin
       ('claim', planned_once || of_bodies), ('claim_waiting', planned_once || of_bodies), ('claim_unleased', of_bodies),
       ('claim_chosen', planned_once || of_bodies), ('choose_unleased', planned_once), ('mark', planned_once || ' set enable_tidscan = on'),
       ('due', planned_once),
-      ('make_ready', planned_once), ('blocked_keys', planned_once), ('expire', planned_once), ('dead_letter', planned_once),
+      ('make_ready', planned_once), ('blocked_keys', planned_once), ('destinations_with_messages', planned_once),
+      ('expire', planned_once), ('dead_letter', planned_once),
       -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap; but what it calls uses an index.
       ('settle', planned_once || ' set enable_indexscan = off'),
       ('record_failed', in_order || ' set enable_indexscan = on'),

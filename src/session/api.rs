@@ -24,7 +24,6 @@ use crate::session::{capture, changes, effects, source, subscriptions, utility};
 use crate::shared::databases;
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fast_path;
-use crate::shared::rewinds::RewindGroup;
 use crate::shared::{floors, launcher, lifecycle, sessions, statistics, transactions, workers};
 use crate::store::source::by_sql::Criteria;
 use crate::store::source::{PARTS, Source};
@@ -38,6 +37,7 @@ use outbox_core::partition::{Partition, crc32};
 use outbox_core::settle::{self, Action, Ended, Ending};
 use outbox_transport::target::{self, Kind};
 use outbox_worker::DEFAULT_DESTINATION;
+use outbox_worker::rewinds::{RewindGroup, RewindLane};
 use pgrx::prelude::*;
 
 /// The most messages that one statement inserts.
@@ -285,13 +285,18 @@ fn fire(fcinfo: pg_sys::FunctionCallInfo, trigger: fn(trigger::Call) -> Result<(
 }
 
 #[pg_extern(sql = false)]
-fn outbox_wake(more_waiting: i64, partitions: Integers, seqs: Integers) {
+fn outbox_wake(more_waiting: i64) {
     effects::more_wait(more_waiting);
     effects::changed_by_hand();
-    for (partition, seq) in partitions.0.into_iter().zip(seqs.0) {
-        if let Ok(partition) = Partition::new(partition) {
-            RewindGroup::all().for_each(|group| effects::read_again(group, partition, seq));
-        }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_record_changed(destination: SqlText, partition: i16, seq: i64) {
+    if let Ok(partition) = Partition::new(partition.into()) {
+        let lane = RewindGroup::of(&destination).lane(partition);
+        effects::read_again(lane, partition, seq);
+        effects::read_again(RewindLane::UNBLOCKED, partition, seq);
+        effects::more_wait(0); // wakes the workers
     }
 }
 

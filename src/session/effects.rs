@@ -11,12 +11,12 @@ use crate::session::{changes, fast_path};
 use crate::shared::databases::{self, DatabaseEntry};
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fast_path::Handoff;
-use crate::shared::rewinds::RewindGroup;
 use crate::shared::{floors, launcher, lifecycle, sessions, statistics, transactions};
 use outbox_core::nested::{Absorb, Nested};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
 use outbox_core::throughput::DeliveryTimes;
+use outbox_worker::rewinds::{RewindGroup, RewindLane};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -32,7 +32,7 @@ struct Effects {
     /// The change of the number of pending messages of each destination, by its number.
     pending: BTreeMap<u64, i64>,
     /// The seq from which each lane is to be read again.
-    lows: BTreeMap<(RewindGroup, Partition), i64>,
+    lows: BTreeMap<(RewindLane, Partition), i64>,
     /// The lowest seq in each lane of a destination, by its number, and the name of the destination: for views.
     firsts: BTreeMap<(u64, Partition), (String, i64)>,
     /// Messages that may take the fast path.
@@ -152,7 +152,7 @@ pub fn ready(destination: &str, partition: Partition, seq: i64, handoff: Option<
             record(|effects| effects.handoffs.push(handoff));
             TRANSACTION.with_borrow_mut(|transaction| transaction.handoffs += 1);
         }
-        None => read_again(RewindGroup::of(destination), partition, seq),
+        None => read_again(RewindGroup::of(destination).lane(partition), partition, seq),
     }
 }
 
@@ -183,10 +183,10 @@ pub fn dead_changed(by: [i64; 2], seq: i64) {
     });
 }
 
-/// After this transaction a lane of this group must be read again from this seq.
-pub fn read_again(group: RewindGroup, partition: Partition, seq: i64) {
+/// After this transaction a lane must be read again from this seq.
+pub fn read_again(lane: RewindLane, partition: Partition, seq: i64) {
     record(|effects| {
-        let low = effects.lows.entry((group, partition)).or_insert(seq);
+        let low = effects.lows.entry((lane, partition)).or_insert(seq);
         *low = seq.min(*low);
     });
 }
@@ -388,18 +388,13 @@ impl Effects {
             database.changes_by_hand.advance(); // before a slot is ready: a worker takes none before it has read the change
         }
         fast_path::hand_over(database, &mut self.handoffs);
-        for ((group, partition), low) in &self.lows {
-            database.rewind_to(*group, *partition, *low);
+        for ((lane, partition), low) in &self.lows {
+            database.rewind_to(*lane, *partition, *low);
         }
         database.pending.add(self.enqueued);
         self.record_expiry(database);
-        if self.by_hand {
-            database.unblocks.advance();
-        }
-        if self.scheduled {
-            database.schedules.advance();
-        }
         if self.by_hand || self.scheduled {
+            database.schedules.advance();
             database.ended();
         }
     }

@@ -7,7 +7,6 @@ use crate::error::{UserError, internal};
 use crate::pg::args::{Integers, SqlText};
 use crate::pg::clock::now_us;
 use crate::pg::{bgworker, catalog, latch, security, signals, txn};
-use crate::shared::rewinds::RewindGroup;
 use crate::shared::statistics::{self, DestinationStats};
 use crate::shared::{MAX_WORKERS, databases, launcher, lifecycle, sessions, transactions, workers};
 use crate::store::standbys;
@@ -15,14 +14,13 @@ use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
 use outbox_core::standbys::Standby;
 use outbox_core::throughput::DeliveryTimes;
+use outbox_worker::rewinds::RewindLane;
 use pgrx::prelude::*;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 /// The limit of the name that a worker gives itself.
 const LABEL_BYTES_MAX: usize = 40;
-/// Returned for a lane in which no transaction committed.
-const NOTHING: i64 = -1;
 
 thread_local! {
     static ME: RefCell<Option<Me>> = const { RefCell::new(None) };
@@ -166,28 +164,28 @@ fn outbox_work_own(partitions: Integers, ttl_s: i32) {
     };
     as_me(|me| {
         me.slot.hold_leases(ttl_s);
-        for partition in known(&partitions.0).into_iter().flatten() {
+        for partition in known(&partitions.0) {
             database.own_lanes(partition, me.slot);
         }
     });
 }
 
-/// Two numbers for each partition, for the default destination and for all others: the seq from which it must be read
-/// again.
+/// The rewinds of these partitions: for each lane that has one the partition, the lane, and the seq from which it must be
+/// read again.
 #[pg_extern(sql = false)]
 fn outbox_work_rewinds(partitions: Integers) -> Vec<i64> {
     let database = databases::my_database();
     transactions::reap();
     as_me(|me| {
-        lows(&partitions.0, |group, partition| {
-            database?.take_rewind(group, partition, me.slot)
+        rewinds(&partitions.0, |lane, partition| {
+            database?.take_rewind(lane, partition, me.slot)
         })
     })
 }
 
 /// The number of open transactions that have enqueued. For each: its lowest seq, the number of words of its filter that
-/// are not empty, and for each of these words its index and its bits. Then, for each partition, the result of
-/// outbox_internal.work_rewinds, which is not consumed.
+/// are not empty, and for each of these words its index and its bits. Then the result of outbox_internal.work_rewinds,
+/// which is not consumed.
 #[pg_extern(sql = false)]
 fn outbox_work_shared_state(partitions: Integers) -> Vec<i64> {
     let open = transactions::open_transactions();
@@ -199,30 +197,28 @@ fn outbox_work_shared_state(partitions: Integers) -> Vec<i64> {
     }
     // Read after the transactions: a transaction that has left the list has published before where it wrote.
     let database = databases::my_database();
-    flat.extend(lows(&partitions.0, |group, partition| {
-        database?.peek_rewind(group, partition)
+    flat.extend(rewinds(&partitions.0, |lane, partition| {
+        database?.peek_rewind(lane, partition)
     }));
     flat
 }
 
-/// The groups that a worker outside distinguishes: the default destination is a separate group.
-fn lows(partitions: &[i64], low: impl Fn(RewindGroup, Partition) -> Option<i64>) -> Vec<i64> {
-    let default = RewindGroup::of(outbox_worker::DEFAULT_DESTINATION);
-    let of = |partition: Option<Partition>| {
-        let (of_default, of_others): (Vec<_>, Vec<_>) = RewindGroup::all().partition(|group| *group == default);
-        [of_default, of_others].map(|groups| {
-            let lows = groups.into_iter().filter_map(|group| low(group, partition?));
-            lows.collect::<Vec<i64>>().into_iter().min().unwrap_or(NOTHING)
-        })
-    };
-    known(partitions).into_iter().flat_map(of).collect()
+/// Without numbers that are no partition.
+fn known(partitions: &[i64]) -> impl Iterator<Item = Partition> {
+    partitions
+        .iter()
+        .filter_map(|partition| Partition::new(*partition).ok())
 }
 
-/// One for each partition that was given; none for a number that is not a partition.
-fn known(partitions: &[i64]) -> Vec<Option<Partition>> {
-    (partitions.iter())
-        .map(|partition| Partition::new(*partition).ok())
-        .collect()
+fn rewinds(partitions: &[i64], of: impl Fn(RewindLane, Partition) -> Option<i64>) -> Vec<i64> {
+    let found = known(partitions).flat_map(|partition| {
+        let of = &of;
+        (RewindLane::all(partition).chain([RewindLane::UNBLOCKED])).filter_map(move |lane| {
+            let seq = of(lane, partition)?;
+            Some([partition.as_i16().into(), lane.number().into(), seq])
+        })
+    });
+    found.flatten().collect()
 }
 
 /// Waits until the workers of this database are woken, or `timeout_ms` have passed. The first four numbers returned
@@ -241,7 +237,6 @@ fn outbox_work_wait(seen: Integers, timeout_ms: i32, in_flight: i32, leases_chan
         let changes = [
             database.calls.read(),
             database.worker_changes.read(),
-            database.unblocks.read(),
             database.schedules.read(),
         ];
         let numbers = changes.into_iter().map(i64::from);

@@ -23,11 +23,11 @@ use crate::pg::spi::{SpiError, SpiHeapTupleData, SpiResult};
 use crate::pg::xact;
 use crate::shared::databases::DatabaseEntry;
 use crate::shared::fast_path::{self, BYTES, Handoff};
-use crate::shared::rewinds::RewindGroup;
 use outbox_core::engine::RowId;
 use outbox_core::handoff;
 use outbox_core::message::{Event, Pointer};
 use outbox_core::partition::{Partition, crc32};
+use outbox_worker::rewinds::RewindGroup;
 use pgrx::datum::TimestampWithTimeZone;
 
 /// The most messages of one transaction on the fast path. A claim takes more of them together at less cost.
@@ -153,7 +153,7 @@ impl Inserted {
             None => None,
         };
         Some(Handoff {
-            group: RewindGroup::of(destination),
+            lane: RewindGroup::of(destination).lane(self.partition),
             partition: self.partition,
             seq: self.seq,
             destination: crc32(destination),
@@ -186,8 +186,8 @@ pub fn copy_to_slot(handoffs: &mut [Handoff]) {
 pub fn hand_over(database: &DatabaseEntry, handoffs: &mut [Handoff]) {
     for handoff in handoffs {
         let slot_id = handoff.slot_id.take();
-        if !slot_id.is_some_and(|slot_id| fast_path::ready(slot_id, handoff.group, handoff.partition)) {
-            database.rewind_to(handoff.group, handoff.partition, handoff.seq);
+        if !slot_id.is_some_and(|slot_id| fast_path::ready(slot_id, handoff.lane, handoff.partition)) {
+            database.rewind_to(handoff.lane, handoff.partition, handoff.seq);
         }
     }
 }

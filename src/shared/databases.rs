@@ -5,7 +5,7 @@ use super::fields::{EventCount, Flag, Highest, OptionalI64, RowCount};
 use super::floors::ViewFloors;
 use super::maintenance::MaintenanceState;
 use super::requests::RequestSlot;
-use super::rewinds::{LaneRewinds, Rewind, RewindGroup};
+use super::rewinds::{LaneRewinds, Rewind};
 use super::workers::{self, WorkerEntry};
 use super::{MAX_DATABASES, free_but, launcher, sessions};
 use crate::pg::catalog;
@@ -13,6 +13,7 @@ use crate::pg::shmem::{Shareable, SharedStruct, SpinLock};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
 use outbox_core::throughput::{LastMinute, Throughput};
+use outbox_worker::rewinds::RewindLane;
 use std::sync::atomic::{
     AtomicI64, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
@@ -28,11 +29,8 @@ pub struct DatabaseEntry {
     /// Whether the extension exists: 0 = not known, 1 = yes, 2 = no. Written by the worker that checked; read by the
     /// launcher.
     extension: AtomicU32,
-    /// A message was scheduled. Written at COMMIT; read by workers.
+    /// A message was scheduled, or an operator changed something. Written at COMMIT; read by workers.
     pub schedules: EventCount,
-    /// Waiting messages may have been unblocked: an operator changed them, or they expired. Written at COMMIT and by
-    /// maintenance; read by workers.
-    pub unblocks: EventCount,
     /// An operator changed something, a pause for example. Written at COMMIT; read by workers.
     pub changes_by_hand: EventCount,
     /// A worker of this database starts, ends or gives partitions back. Written by that worker; read by the others.
@@ -80,7 +78,7 @@ pub struct DatabaseEntry {
     last_minute: LastMinute,
     /// Written by the same processes as the totals; read by outbox_throughput.
     pub throughput: Throughput,
-    /// From where each lane is read again.
+    /// From where each lane is read again, and from where on blocking messages may be gone.
     lanes: LaneRewinds,
 }
 
@@ -228,35 +226,33 @@ fn all() -> &'static [DatabaseEntry] {
 impl DatabaseEntry {
     /// Makes a lane be read again from this seq, because a message with it is visible in the partition. Called in the
     /// commit callback.
-    pub fn rewind_to(&self, group: RewindGroup, partition: Partition, seq: i64) {
-        if let Some(lane) = self.lanes.of(group, partition) {
-            lane.lower(seq);
-        }
+    pub fn rewind_to(&self, lane: RewindLane, partition: Partition, seq: i64) {
+        self.lanes.of(lane, partition).lower(seq);
     }
 
     /// Makes `worker` the only reader of the partition from now on.
     pub fn own_lanes(&self, partition: Partition, worker: &WorkerEntry) {
-        for lane in RewindGroup::all().filter_map(|group| self.lanes.of(group, partition)) {
-            lane.own(u64::from(worker.entry()));
+        for lane in RewindLane::all(partition).chain([RewindLane::UNBLOCKED]) {
+            self.lanes.of(lane, partition).own(u64::from(worker.entry()));
         }
     }
 
     /// The entry of the worker that reads a lane, as its index + 1. None if that worker is not in this server, or not
     /// alive.
-    pub fn reader_in_server(&self, group: RewindGroup, partition: Partition) -> Option<u32> {
-        let entry = self.lanes.of(group, partition)?.owner();
+    pub fn reader_in_server(&self, lane: RewindLane, partition: Partition) -> Option<u32> {
+        let entry = self.lanes.of(lane, partition).owner();
         let worker = workers::with_entry(entry)?;
         (worker.is_of(self.oid.load(Relaxed)) && worker.is_in_server()).then_some(entry)
     }
 
     /// Takes the seq from which the owner must read the lane again, if there is one.
-    pub fn take_rewind(&self, group: RewindGroup, partition: Partition, worker: &WorkerEntry) -> Option<i64> {
-        self.lanes.of(group, partition)?.take(u64::from(worker.entry()))
+    pub fn take_rewind(&self, lane: RewindLane, partition: Partition, worker: &WorkerEntry) -> Option<i64> {
+        self.lanes.of(lane, partition).take(u64::from(worker.entry()))
     }
 
     /// Returns the seq from which the owner must read the lane again, if there is one, without taking it.
-    pub fn peek_rewind(&self, group: RewindGroup, partition: Partition) -> Option<i64> {
-        self.lanes.of(group, partition)?.peek()
+    pub fn peek_rewind(&self, lane: RewindLane, partition: Partition) -> Option<i64> {
+        self.lanes.of(lane, partition).peek()
     }
 
     /// Records that messages ended, or that an operator changed the waiting messages, and wakes the sessions that wait.

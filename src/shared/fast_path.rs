@@ -53,11 +53,11 @@ use crate::pg::seen::Seen;
 use crate::pg::shmem::{Shareable, SharedStruct};
 use crate::pg::{catalog, latch};
 use crate::shared::databases;
-use crate::shared::rewinds::RewindGroup;
 use outbox_core::engine::{Arrived, RowId, SlotId};
 use outbox_core::handoff;
 use outbox_core::message::Pointer;
 use outbox_core::partition::{Partition, crc32};
+use outbox_worker::rewinds::{RewindGroup, RewindLane};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
@@ -181,7 +181,7 @@ pub fn free(slot_id: SlotId) {
 
 /// A message that may be copied into a slot when this transaction commits.
 pub struct Handoff {
-    pub group: RewindGroup,
+    pub lane: RewindLane,
     pub partition: Partition,
     pub seq: i64,
     /// CRC-32 of the destination's name.
@@ -205,7 +205,7 @@ pub fn is_there() -> bool {
 /// Copies a message of this transaction, which is about to commit, into a slot. None: its lane has no worker in this
 /// server, or no slot is free.
 pub fn copy_to_slot(handoff: &Handoff) -> Option<SlotId> {
-    let owner = databases::my_database()?.reader_in_server(handoff.group, handoff.partition)?;
+    let owner = databases::my_database()?.reader_in_server(handoff.lane, handoff.partition)?;
     let RowId { block, line } = handoff.row.row_id();
     let slot_id = reserve()?;
     let slot = slot(slot_id)?;
@@ -250,14 +250,14 @@ fn reserve() -> Option<SlotId> {
 /// Marks a slot ready, because the transaction is committed and visible. False: the message was withdrawn, or its lane
 /// has another reader now, and the caller must rewind the lane. Called in the commit callback, so it neither allocates
 /// nor raises an error.
-pub fn ready(slot_id: SlotId, group: RewindGroup, partition: Partition) -> bool {
+pub fn ready(slot_id: SlotId, lane: RewindLane, partition: Partition) -> bool {
     let Some(slot) = slot(slot_id) else { return false };
     slot.session.store(0, SeqCst); // from READY on, other processes may free it
     let Some(word) = slot.is_in(FILLED).filter(|word| slot.go(*word, READY)) else {
         free(slot_id); // revoked
         return false;
     };
-    let reader = databases::my_database().and_then(|database| database.reader_in_server(group, partition));
+    let reader = databases::my_database().and_then(|database| database.reader_in_server(lane, partition));
     if reader == Some(slot.owner.load(Relaxed)) {
         return true;
     }
@@ -297,8 +297,8 @@ pub fn take(worker: u32) -> Vec<Arrived> {
             withdraw(slot_id, slot);
             continue;
         };
-        let group = RewindGroup::of(&pointer.destination);
-        if database.reader_in_server(group, pointer.partition) == Some(worker) && slot.go(word, TAKEN) {
+        let lane = RewindGroup::of(&pointer.destination).lane(pointer.partition);
+        if database.reader_in_server(lane, pointer.partition) == Some(worker) && slot.go(word, TAKEN) {
             let row_id = RowId {
                 block: slot.block.load(Relaxed),
                 line: slot.line.load(Relaxed) as u16,
@@ -389,7 +389,7 @@ fn withdraw(slot_id: SlotId, slot: &FastSlot) -> bool {
 fn rewind_lanes(slot: &FastSlot) {
     let partition = Partition::new(i64::from(slot.partition.load(Relaxed)));
     if let (Ok(partition), Some(database)) = (partition, databases::database(slot.database.load(Relaxed))) {
-        RewindGroup::all().for_each(|group| database.rewind_to(group, partition, slot.seq.load(Relaxed)));
+        RewindLane::all(partition).for_each(|lane| database.rewind_to(lane, partition, slot.seq.load(Relaxed)));
     }
 }
 

@@ -2,42 +2,21 @@
 //! lane is read again (*rewind*), and the worker that reads it. Sessions lower the seq at COMMIT, and the worker takes
 //! it. crates/core/tests/model_cursor.rs models this.
 
-use outbox_core::partition::{Partition, crc32};
-use outbox_worker::DEFAULT_DESTINATION;
+use outbox_core::partition::Partition;
+use outbox_worker::rewinds::{LANES, RewindLane};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-const MAX_PARTITIONS: usize = 1024;
-const GROUPS: usize = 4;
-
-/// A group of destinations that share one *rewind* word in each partition. The default destination has its own group;
-/// the others share three.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct RewindGroup(u8);
-
-impl RewindGroup {
-    pub fn of(destination: &str) -> Self {
-        match destination {
-            DEFAULT_DESTINATION => Self(0),
-            name => Self(1 + (crc32(name) % (GROUPS as u32 - 1)) as u8),
-        }
-    }
-
-    pub fn all() -> impl Iterator<Item = Self> {
-        (0..GROUPS as u8).map(Self)
-    }
-}
-
-/// The lanes of one database: for each group, its partitions.
+/// The lanes of one database.
 #[repr(C)]
-pub struct LaneRewinds([[Rewind; MAX_PARTITIONS]; GROUPS]);
+pub struct LaneRewinds([Rewind; LANES]);
 
 impl LaneRewinds {
     pub fn iter(&self) -> impl Iterator<Item = &Rewind> {
-        self.0.iter().flatten()
+        self.0.iter()
     }
 
-    pub fn of(&self, group: RewindGroup, partition: Partition) -> Option<&Rewind> {
-        self.0.get(usize::from(group.0))?.get(usize::from(partition.index()))
+    pub fn of(&self, lane: RewindLane, partition: Partition) -> &Rewind {
+        &self.0[lane.index(partition)]
     }
 }
 

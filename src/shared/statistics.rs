@@ -7,24 +7,30 @@ use crate::pg::catalog;
 use crate::pg::clock::now_us;
 use crate::pg::shmem::{Shareable, SharedStruct, SpinLock};
 use crate::shared::fields::{EventCount, Flag, RowCount};
-use crate::shared::free_but;
 use outbox_core::latency::{self, BUCKETS};
 use outbox_core::settle::Ended;
 use outbox_core::throughput::{DeliveryTimes, History, LastMinute, RecentTimes};
 use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{
     AtomicI32, AtomicI64, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 
-/// Destinations that can have an entry, of all databases together.
-const MAX_DESTINATIONS: usize = 256;
+/// Destinations that can have an entry, of all databases together. An entry that is not taken is never touched, so it
+/// takes no memory.
+const MAX_DESTINATIONS: usize = 4096;
 
 #[repr(C)]
 pub(super) struct Destinations {
     /// Held by a process that takes or frees an entry.
     lock: SpinLock,
+    /// The hash of the database and the name of each entry; 0 = the entry is free. Together, so that a search reads few
+    /// cache lines. Written under the lock.
+    keys: [AtomicU64; MAX_DESTINATIONS],
+    /// A session requests a recheck of any destination. Written by the session; read by workers.
+    rechecks: EventCount,
     entries: [DestinationEntry; MAX_DESTINATIONS],
 }
 
@@ -90,11 +96,49 @@ pub fn number_of(name: &str) -> u64 {
     hasher.finish()
 }
 
+/// The key of an entry; never 0.
+fn key_of(database: u32, name: u64) -> u64 {
+    (name ^ u64::from(database).wrapping_mul(0x9e37_79b9_7f4a_7c15)).max(1)
+}
+
 impl Destinations {
-    fn find(&self, database: u32, name: u64) -> Option<&DestinationEntry> {
-        let is_it =
-            |entry: &&DestinationEntry| entry.database.load(SeqCst) == database && entry.name.load(SeqCst) == name;
-        self.entries.iter().find(is_it)
+    fn find(&self, database: u32, name: u64) -> Option<(usize, &DestinationEntry)> {
+        let key = key_of(database, name);
+        let places = (self.keys.iter().enumerate()).filter(|(_, known)| known.load(SeqCst) == key);
+        let mut found = places.map(|(index, _)| (index, &self.entries[index]));
+        found.find(|(_, entry)| entry.database.load(SeqCst) == database && entry.name.load(SeqCst) == name)
+    }
+
+    /// The entries that are taken.
+    fn taken(&self) -> impl Iterator<Item = &DestinationEntry> {
+        let taken = self
+            .keys
+            .iter()
+            .zip(&self.entries)
+            .filter(|(key, _)| key.load(SeqCst) != 0);
+        taken.map(|(_, entry)| entry)
+    }
+
+    /// Takes a free entry. The caller holds the lock.
+    fn take(&self, database: u32, name: u64) -> Option<&DestinationEntry> {
+        let index = self.keys.iter().position(|key| key.load(Relaxed) == 0)?;
+        let free = &self.entries[index];
+        free.clear();
+        free.since_us.store(now_us(), Relaxed);
+        free.name.store(name, SeqCst);
+        free.database.store(database, SeqCst);
+        self.keys[index].store(key_of(database, name), SeqCst);
+        Some(free)
+    }
+
+    /// Frees the entries that `is_over` says. The caller holds the lock.
+    fn free(&self, is_over: impl Fn(&DestinationEntry) -> bool) {
+        for (key, entry) in self.keys.iter().zip(&self.entries) {
+            if key.load(Relaxed) != 0 && is_over(entry) {
+                key.store(0, SeqCst);
+                entry.database.store(0, SeqCst);
+            }
+        }
     }
 }
 
@@ -113,10 +157,9 @@ impl DestinationEntry {
         self.history.count(ended, now_us);
     }
 
-    fn free_if_over(&self) {
-        if self.gone.is_set() && self.workers.load(Relaxed) <= 0 {
-            self.database.store(0, SeqCst);
-        }
+    /// Whether the destination was dropped and no worker serves it any more.
+    fn is_over(&self) -> bool {
+        self.gone.is_set() && self.workers.load(Relaxed) <= 0
     }
 }
 
@@ -135,14 +178,8 @@ impl DestinationStats {
         let (database, name) = (catalog::my_database(), number_of(name));
         let entry = AREA.get().and_then(|table| {
             table.lock.with(|| {
-                let entry = table.find(database, name).or_else(|| {
-                    let free = table.entries.iter().find(|entry| entry.database.load(Relaxed) == 0)?;
-                    free.clear();
-                    free.since_us.store(now_us(), Relaxed);
-                    free.name.store(name, SeqCst);
-                    free.database.store(database, SeqCst);
-                    Some(free)
-                })?;
+                let known = table.find(database, name).map(|(_, entry)| entry);
+                let entry = known.or_else(|| table.take(database, name))?;
                 entry.workers.fetch_add(1, Relaxed);
                 entry.gone.clear();
                 Some(entry)
@@ -222,7 +259,9 @@ fn leave(which: impl Fn(&DestinationEntry) -> bool) {
             entry.in_flight.fetch_sub(in_flight, Relaxed);
             table.lock.with(|| {
                 entry.workers.fetch_sub(1, Relaxed);
-                entry.free_if_over();
+                if entry.is_over() {
+                    table.free(|other| std::ptr::eq(other, entry));
+                }
             });
         }
     });
@@ -263,10 +302,8 @@ pub fn is_any_uncounted() -> bool {
 
 fn entries_here() -> impl Iterator<Item = &'static DestinationEntry> {
     let database = catalog::my_database();
-    let entries = AREA.get().map_or(&[][..], |table| &table.entries);
-    entries
-        .iter()
-        .filter(move |entry| entry.database.load(SeqCst) == database)
+    let taken = AREA.get().into_iter().flat_map(Destinations::taken);
+    taken.filter(move |entry| entry.database.load(SeqCst) == database)
 }
 
 /// Marks the destinations of this database that are not in `names` as dropped. An entry is freed once no worker serves
@@ -274,25 +311,25 @@ fn entries_here() -> impl Iterator<Item = &'static DestinationEntry> {
 pub fn forget_but(names: &[&str]) {
     let Some(table) = AREA.get() else { return };
     let (database, alive) = (catalog::my_database(), names.iter().map(|name| number_of(name)));
-    let alive: Vec<u64> = alive.collect();
+    let alive: HashSet<u64> = alive.collect();
     table.lock.with(|| {
-        for entry in table
-            .entries
-            .iter()
-            .filter(|entry| entry.database.load(Relaxed) == database)
-        {
-            if !alive.contains(&entry.name.load(Relaxed)) {
+        let is_gone = |entry: &DestinationEntry| {
+            let is_gone = entry.database.load(Relaxed) == database && !alive.contains(&entry.name.load(Relaxed));
+            if is_gone {
                 entry.gone.set();
-                entry.free_if_over();
             }
-        }
+            is_gone && entry.is_over()
+        };
+        table.free(is_gone);
     });
 }
 
 /// Frees the entries of databases that no longer exist. Called only by the launcher.
 pub fn forget_databases_but(alive: &[u32]) {
     if let Some(table) = AREA.get() {
-        free_but(&table.lock, table.entries.iter().map(|entry| &entry.database), alive);
+        table
+            .lock
+            .with(|| table.free(|entry| !alive.contains(&entry.database.load(Relaxed))));
     }
 }
 
@@ -313,9 +350,9 @@ fn entry_of(number: u64) -> Option<&'static DestinationEntry> {
     if let Some(entry) = table.entries.get(LAST.get()).filter(is_it) {
         return Some(entry);
     }
-    let index = table.entries.iter().position(|entry| is_it(&entry))?;
+    let (index, entry) = table.find(database, number)?;
     LAST.set(index);
-    table.entries.get(index)
+    Some(entry)
 }
 
 /// The number of messages of a destination that wait, and the most that may. None if it has no limit, or its messages
@@ -395,11 +432,19 @@ pub fn history_of(destination: &str) -> Option<Vec<i64>> {
     Some(entry.history.shown(now_us()))
 }
 
+/// The number of requests to recheck a destination, of all databases.
+pub fn rechecks() -> u32 {
+    AREA.get().map_or(0, |table| table.rechecks.read())
+}
+
 /// Requests that the workers of a destination of this database recheck it. The caller wakes them. Returns false if the
 /// destination has no entry, so that no worker can notice.
 pub fn request_recheck(destination: &str) -> bool {
     let entry = entry_of(number_of(destination));
-    let Some(entry) = entry else { return false };
+    let (Some(entry), Some(table)) = (entry, AREA.get()) else {
+        return false;
+    };
     entry.recheck_requests.advance();
+    table.rechecks.advance();
     true
 }

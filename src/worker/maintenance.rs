@@ -329,10 +329,6 @@ impl Maintenance {
                 statistics::settled(destination, &Ended::of(0, 0, *count), now_us);
                 error_groups::record(&FailureGroup::of_messages(destination, EXPIRED, true, 0, *count as u64));
             }
-            if step.blocking {
-                self.database.unblocks.advance(); // blocked keys may continue
-                databases::wake_workers();
-            }
         }
         Some(step)
     }

@@ -9,10 +9,9 @@ use crate::pg::txn::{Durability, TransactionFailure};
 use crate::pg::{bgworker, catalog, signals};
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fast_path;
-use crate::shared::rewinds::RewindGroup;
 use crate::shared::{databases, statistics, transactions};
 use crate::store::standbys;
-use outbox_core::engine::{Arrived, DueCounters, Events, HeldLease, Memory, Sharing, SlotId};
+use outbox_core::engine::{Arrived, Events, HeldLease, Memory, Sharing, SlotId};
 use outbox_core::lease::Lease;
 use outbox_core::message::Pointer;
 use outbox_core::open_transactions::OpenTransaction;
@@ -24,6 +23,7 @@ use outbox_core::words::Word;
 use outbox_transport::target::{Limits, Target};
 use outbox_transport::{Deadline, NotStarted, Started, Starter, Waker};
 use outbox_worker::protocol::{Db, WorkerProtocol};
+use outbox_worker::rewinds::{RewindGroup, RewindLane, Rewound};
 use outbox_worker::{
     Changes, ConnectionStatus, DEFAULT_DESTINATION, LeaseChanges, Orders, PassCounts, PassEnd, Refresh, Repeats,
     StatusReason, Tended,
@@ -55,6 +55,8 @@ pub struct ServerRuntime {
     starter: Starter,
     /// The number of calls of this database's workers when this pass began.
     calls: Cell<Option<u32>>,
+    /// The number of requests to recheck a connection, as of the last call.
+    rechecks: Cell<u32>,
     /// The settings of ALTER DATABASE and ALTER ROLE when this session began; None = they changed while it began.
     session_defaults: Option<String>,
     check_due: Cell<Instant>,
@@ -72,6 +74,8 @@ impl ServerRuntime {
             sharing,
             starter: Starter::new(waker, DEADLINE.clone()),
             calls: Cell::new(None),
+            // One less: a session may have requested a recheck before this worker began.
+            rechecks: Cell::new(statistics::rechecks().wrapping_sub(1)),
             session_defaults,
             check_due: Cell::new(now),
             read_due: Cell::new(now),
@@ -298,33 +302,24 @@ impl outbox_worker::Runtime for ServerRuntime {
 
     // ---- shared memory ----------------------------------------------------------------------------------------------
 
-    fn take_rewinds(
-        &self,
-        destination: &str,
-        leases: &[HeldLease],
-    ) -> Result<Vec<(Partition, i64)>, TransactionFailure> {
+    fn take_rewinds(&self, groups: &[RewindGroup], leases: &[HeldLease]) -> Result<Vec<Rewound>, TransactionFailure> {
         transactions::reap(); // first: it also records the rewinds of prepared transactions that have ended
-        let (group, slot) = (RewindGroup::of(destination), self.context.slot);
-        let take = |database: &databases::DatabaseEntry| {
-            let rewind =
-                |(partition, _): &HeldLease| Some((*partition, database.take_rewind(group, *partition, slot)?));
-            leases.iter().filter_map(rewind).collect()
+        let Some(database) = self.context.database else {
+            return Ok(Vec::new());
         };
-        Ok(self.context.database.map(take).unwrap_or_default())
+        let lanes = leases.iter().flat_map(|(partition, _)| {
+            let lanes = groups.iter().map(|group| group.lane(*partition));
+            lanes.chain([RewindLane::UNBLOCKED]).map(|lane| (*partition, lane))
+        });
+        let take = |(partition, lane)| {
+            let seq = database.take_rewind(lane, partition, self.context.slot)?;
+            Some(Rewound { partition, lane, seq })
+        };
+        Ok(lanes.filter_map(take).collect())
     }
 
-    /// All destinations of a group share the *rewind* words of that group.
-    fn share_rewinds(&self, one: &str, other: &str) -> bool {
-        RewindGroup::of(one) == RewindGroup::of(other)
-    }
-
-    fn due_counters(&self) -> DueCounters {
-        self.context
-            .database
-            .map_or_else(DueCounters::default, |database| DueCounters {
-                schedules: database.schedules.read(),
-                unblocks: database.unblocks.read(),
-            })
+    fn schedules(&self) -> u32 {
+        self.context.database.map_or(0, |database| database.schedules.read())
     }
 
     fn take_ready(&self) -> Vec<Arrived> {
@@ -378,6 +373,11 @@ impl outbox_worker::Runtime for ServerRuntime {
     fn record_in_flight(&self, destination: &str, count: usize) {
         self.context
             .with_destination(destination, |served| served.stats.set_in_flight(count));
+    }
+
+    fn are_rechecks_requested(&self) -> bool {
+        let rechecks = statistics::rechecks();
+        self.rechecks.replace(rechecks) != rechecks
     }
 
     fn take_recheck_request(&self, destination: &str) -> bool {
@@ -440,7 +440,7 @@ impl Memory for ServerRuntime {
         let mut ready = fast_path::lowest_ready(destination);
         let group = RewindGroup::of(destination);
         let peek = |(partition, _): &HeldLease| {
-            let rewind = self.context.database?.peek_rewind(group, *partition);
+            let rewind = self.context.database?.peek_rewind(group.lane(*partition), *partition);
             let low = ready.remove(partition).into_iter().chain(rewind).min()?;
             Some((*partition, low))
         };
@@ -466,7 +466,7 @@ impl Memory for ServerRuntime {
 
     fn give_up(&self, slot_id: SlotId, destination: &str, partition: Partition, seq: i64) {
         if let Some(database) = self.context.database {
-            database.rewind_to(RewindGroup::of(destination), partition, seq);
+            database.rewind_to(RewindGroup::of(destination).lane(partition), partition, seq);
         }
         fast_path::free(slot_id);
     }

@@ -84,9 +84,15 @@ impl Tables for WorkerContext {
         Ok(due)
     }
 
-    fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<BlockedKey>, TransactionFailure> {
+    fn blocked_keys(&self, destination: &str, partitions: &[Partition]) -> Result<Vec<BlockedKey>, TransactionFailure> {
         in_transaction(c"outbox: read blocked keys", Durability::Relaxed, || {
-            self.store.protocol.blocked_keys(partitions)
+            self.store.protocol.blocked_keys(destination, partitions)
+        })
+    }
+
+    fn destinations_with_messages(&self) -> Result<Vec<String>, TransactionFailure> {
+        in_transaction(c"outbox: read destinations", Durability::Relaxed, || {
+            self.store.protocol.destinations_with_messages()
         })
     }
 

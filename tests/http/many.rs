@@ -156,3 +156,57 @@ fn a_worker_that_may_start_no_thread_says_so_of_its_first_destination() {
     worker.limit("nproc", "1000");
     wait_drained(&cluster);
 }
+
+/// The calls of a function of the worker protocol so far.
+fn calls(cluster: &Cluster, function: &str) -> i64 {
+    let sql = "select coalesce(sum(calls), 0)::bigint from pg_stat_user_functions where funcname = $1";
+    cluster.query_one(DB, &sql.replace("$1", &format!("'{function}'")))
+}
+
+#[test]
+fn hanging_destinations_that_are_changed_and_dropped_delay_no_other_and_those_without_work_cost_no_statement() {
+    const HANG: usize = 100;
+    const IDLE: usize = 300;
+    let (hanging, works) = (Receiver::start(|_| Reply::Hang), willing());
+    let cluster = http_cluster(&[
+        "outbox.confirm_timeout = '1h'",
+        "track_functions = all",
+        "outbox.fast_path = off",
+    ]);
+    destinations(&cluster, "h", HANG, &hanging.url("/"), "");
+    destinations(&cluster, "idle", IDLE, &works.url("/"), "");
+    destinations(&cluster, "w", 1, &works.url("/"), "");
+    publish_to_each(&cluster, "h", HANG);
+    wait_for_requests(&hanging, HANG);
+    publish_to_each(&cluster, "w", 1);
+    wait_for_requests(&works, 1);
+    let claims = calls(&cluster, "blocked_keys");
+    let epochs = "select sum(lease_epoch)::bigint from outbox_partitions";
+    let before: i64 = cluster.query_one(DB, epochs);
+
+    // A change of rules, of connections, and the end of those that hang.
+    cluster.set_conf("outbox.max_attempts", "7");
+    publish_to_each(&cluster, "w", 1);
+    wait_for_requests(&works, 2);
+    assert_eq!(hanging.requests().len(), HANG, "nothing was sent again");
+    cluster.set_conf("outbox.confirm_timeout", "50min");
+    wait_for_requests(&hanging, 2 * HANG); // each was released and sent again
+    publish_to_each(&cluster, "w", 1);
+    wait_for_requests(&works, 3);
+    let drop_all = format!(
+        "do $$ begin for n in 1..{HANG} loop execute format('drop server %I cascade', 'h' || n); end loop; end $$"
+    );
+    cluster.exec(DB, &drop_all);
+    publish_to_each(&cluster, "w", 1);
+    wait_for_requests(&works, 4);
+    wait_true(
+        &cluster,
+        "the end of their states",
+        "select not exists (select from outbox_connections where destination like 'h%')",
+    );
+
+    let kept: i64 = cluster.query_one(DB, epochs);
+    assert_eq!(kept, before, "no lease ran out");
+    let claims = calls(&cluster, "blocked_keys") - claims;
+    assert!(claims < (HANG + IDLE) as i64, "{claims} reads of blocked keys");
+}

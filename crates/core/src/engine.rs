@@ -36,7 +36,7 @@ mod wake_policy;
 pub use batch::{Batch, CLAIM_BYTES_MAX};
 pub use bounds::Bounds;
 pub use claim::ClaimResult;
-pub use due::{DueCounters, DueSchedule};
+pub use due::DueSchedule;
 pub use ports::{DueMessages, Events, Memory, StatementTimeout, Tables};
 pub use progress::{Request, Tally};
 pub use rows::{Arrived, Claimed, HeldLease, Lane, RowId, Settlement, SlotId, claimable};
@@ -82,6 +82,8 @@ pub struct Engine {
     /// Partitions leased since the last claim. The next claim reads their blocked keys, then the lanes from their
     /// start.
     fresh: HashSet<Partition>,
+    /// Partitions where a message that blocked others may be gone. The next claim reads their blocked keys.
+    unblocked: HashSet<Partition>,
     /// The seq up to which each lane has been read.
     cursors: Cursors,
     /// Rewinds that the next claim applies to the cursors. Until then they hold back as those that nobody has taken.
@@ -122,8 +124,8 @@ pub struct Engine {
     put_off_until_ms: u64,
     /// Until then lanes are claimed one by one, in ms, because rows of some were locked.
     lane_by_lane_until_ms: u64,
-    /// When all lanes are next read from their start, in ms.
-    sweep_at_ms: u64,
+    /// When all blocked keys, and all lanes from their start, are read again, in ms; MAX = not yet.
+    reread_at_ms: u64,
     /// The request of a session and its result so far.
     progress: RequestProgress,
     fast_in_flight: FastInFlight,
@@ -141,6 +143,7 @@ impl Engine {
             leases: Vec::new(),
             leaving: HashSet::new(),
             fresh: HashSet::new(),
+            unblocked: HashSet::new(),
             cursors: Cursors::default(),
             rewinds: HashMap::new(),
             key_order: KeyOrder::default(),
@@ -163,7 +166,7 @@ impl Engine {
             retry_at_ms: u64::MAX,
             put_off_until_ms: 0,
             lane_by_lane_until_ms: 0,
-            sweep_at_ms: 0,
+            reread_at_ms: u64::MAX,
             progress: RequestProgress::default(),
             fast_in_flight: FastInFlight::default(),
             answers: Answers::default(),

@@ -210,6 +210,14 @@ impl KeyOrder {
         self.parked
     }
 
+    /// Whether a key of the partition is blocked by a message from this seq on.
+    pub fn has_blocker(&self, partition: Partition, seq: i64) -> bool {
+        let is_it = |(key, tracked): (&Rc<OrderedKey>, &Tracked)| {
+            key.partition == partition && matches!(tracked.state, KeyState::Blocked { blocker } if blocker >= seq)
+        };
+        self.may_block && self.keys.iter().any(is_it)
+    }
+
     /// The number of keys that take memory.
     pub fn keys(&self) -> usize {
         self.keys.len()

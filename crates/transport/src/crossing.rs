@@ -12,6 +12,7 @@ use crate::event::{Answered, PublisherEvent};
 use crate::{Outcome, Publication};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The most states among the events. Outcomes are never dropped.
@@ -65,6 +66,8 @@ pub(crate) struct Crossing {
     pub(crate) waker: Waker,
     /// Written by the publisher thread, emptied by the main thread. Locked only for a push or a take.
     inbox: Mutex<Inbox>,
+    /// Whether there is any event. Written under the lock, and read without it.
+    has_events: AtomicBool,
 }
 
 #[derive(Default)]
@@ -121,6 +124,7 @@ impl Crossing {
         Self {
             waker,
             inbox: Mutex::default(),
+            has_events: AtomicBool::new(false),
         }
     }
 
@@ -146,6 +150,7 @@ impl Crossing {
 
     fn wake_if_due(&self, mut inbox: MutexGuard<'_, Inbox>) {
         let wakes = inbox.wakes();
+        self.has_events.store(!inbox.events.is_empty(), SeqCst);
         drop(inbox);
         if wakes {
             self.waker.wake();
@@ -163,8 +168,13 @@ impl Crossing {
         self.inbox().wake_after > 1
     }
 
+    pub(crate) fn has_events(&self) -> bool {
+        self.has_events.load(SeqCst)
+    }
+
     pub(crate) fn take(&self) -> (Vec<PublisherEvent>, u64) {
         let mut inbox = self.inbox();
+        self.has_events.store(false, SeqCst);
         (inbox.take(), inbox.failures)
     }
 }
@@ -245,7 +255,7 @@ mod tests {
         let urgent: [&dyn Fn(); 3] = [
             &|| answer(&shared, 5, Outcome::Nacked),
             &|| shared.push(state(0)),
-            &|| shared.push(PublisherEvent::Died(String::new())),
+            &|| shared.push(PublisherEvent::Ended(None)),
         ];
         for push in urgent {
             push();

@@ -11,9 +11,9 @@ pub enum PublisherEvent {
     /// The outcomes: exactly one for each publication that `try_publish` accepted, in the order in which they became
     /// certain.
     Outcomes(Vec<Answered>),
-    /// The thread has ended by itself: a panic, or connections that could not be closed. No more outcomes will arrive.
-    /// Treat unanswered messages as `Lost`, and start a new publisher or, better, a new process.
-    Died(String),
+    /// The last event: the publisher has ended, and sends nothing more. Some: why it ended although nobody requested
+    /// it: a panic, or connections that could not be closed.
+    Ended(Option<String>),
 }
 
 /// The outcome of one publication.

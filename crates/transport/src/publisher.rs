@@ -168,6 +168,11 @@ impl Publisher {
         Ok(())
     }
 
+    /// Whether `drain` would return any event. Costs nothing.
+    pub fn has_events(&self) -> bool {
+        self.shared.has_events()
+    }
+
     /// Takes all events. Clear the waker before. Call it also after `stop`: it returns the last outcomes.
     pub fn drain(&mut self) -> Vec<PublisherEvent> {
         let (events, failures_seen) = self.shared.take();

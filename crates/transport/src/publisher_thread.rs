@@ -58,7 +58,7 @@ pub(crate) fn begin(
     stop: watch::Receiver<Option<Instant>>,
     ended: std_mpsc::Sender<()>,
 ) -> Begin {
-    let life = DeathReport {
+    let life = EndReport {
         shared,
         death: Some("the thread of all publishers ended".to_owned()),
         _ended: ended,
@@ -74,19 +74,17 @@ pub(crate) fn begin(
     })
 }
 
-/// Reports the death of a transport, however it ends.
-struct DeathReport {
+/// Reports the end of a transport, however it ends.
+struct EndReport {
     shared: Arc<Crossing>,
     /// Why it ended, unless that was requested.
     death: Option<String>,
     _ended: std_mpsc::Sender<()>,
 }
 
-impl Drop for DeathReport {
+impl Drop for EndReport {
     fn drop(&mut self) {
-        if let Some(text) = self.death.take() {
-            self.shared.push(PublisherEvent::Died(text));
-        }
+        self.shared.push(PublisherEvent::Ended(self.death.take()));
     }
 }
 

@@ -17,8 +17,8 @@ use outbox_core::route::{Format, Route, Statics, Template, TransportKind};
 use outbox_core::settle::Rules;
 use std::time::Duration;
 
-/// All that a worker needs to know about a destination. When anything but the limits changes, the worker reconnects.
-/// The default values are neutral, to be filled in by options.
+/// All that a worker needs to know about a destination; see [`Target::connection`]. The default values are neutral, to be
+/// filled in by options.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Target {
     pub transport: Protocol,
@@ -168,10 +168,17 @@ impl Target {
         refused.collect::<Option<Vec<_>>>()?.pop()
     }
 
-    /// The description without limits: the part that the connection depends on.
-    pub fn unlimited(self) -> Self {
+    /// The part whose change needs another connection: all but the limits and what becomes of a message that fails. The
+    /// order and what a message looks like are in it: no message that was made before may go out after the change.
+    #[must_use]
+    pub fn connection(self) -> Self {
+        let ordering = self.rules.ordering;
         Self {
             limits: Limits::default(),
+            rules: Rules {
+                ordering,
+                ..Rules::default()
+            },
             ..self
         }
     }

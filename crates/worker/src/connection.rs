@@ -13,10 +13,9 @@ use std::time::{Duration, Instant};
 /// How long to wait before another start of a publisher that could not start (no URL, no password file) or whose thread
 /// ended.
 const RETRY_START: Duration = Duration::from_secs(1);
-/// How long a connection that is replaced may take to close.
-const CLOSE: Duration = Duration::from_millis(500);
-/// How long a publisher whose thread has ended may take to close.
-const CLOSE_DEAD: Duration = Duration::from_millis(100);
+/// How long a connection that is replaced may take to close. No pass waits for it; a third of it is for the answers to
+/// messages on their way.
+const CLOSE: Duration = Duration::from_secs(3);
 
 /// The answers to messages that the publisher brought.
 pub type Outcomes = Vec<Answered>;
@@ -26,6 +25,8 @@ pub struct Connection<P> {
     target: Result<Target, String>,
     name: String,
     publisher: Option<P>,
+    /// Why the connection is being closed; None = it is not.
+    closing: Option<&'static str>,
     next_start: Instant,
     window: usize,
     slow_start: SlowStart,
@@ -43,6 +44,7 @@ impl<P: DestinationPublisher> Connection<P> {
             target,
             name,
             publisher: None,
+            closing: None,
             next_start: runtime.now(),
             window,
             slow_start: SlowStart::full(window),
@@ -50,22 +52,38 @@ impl<P: DestinationPublisher> Connection<P> {
         }
     }
 
-    /// Takes over new settings. Closes the connection if the target or a file that it reads has changed; `ensure` then
-    /// starts another. Returns the last outcomes of the closed connection, or None if it stays open.
-    pub fn reconfigure(&mut self, target: Result<Target, String>, now: Instant) -> Option<Outcomes> {
-        if target == self.target && !self.is_outdated() {
-            return None;
+    /// Takes over new settings. Closes the connection if the target or a file that it reads has changed.
+    pub fn reconfigure(&mut self, target: Result<Target, String>, now: Instant) {
+        if target != self.target || self.is_outdated() {
+            self.target = target;
+            self.slow_start = SlowStart::full(self.window);
+            self.close("the settings of the broker changed", now);
         }
-        self.target = target;
-        self.next_start = now;
-        self.slow_start = SlowStart::full(self.window);
-        Some(self.stop(CLOSE))
     }
 
-    /// Stops the publisher, so that `ensure` starts another immediately instead of later. Returns the last outcomes.
-    pub fn try_at_once(&mut self, limit: Duration, now: Instant) -> Outcomes {
+    /// Begins to close the connection. Once `take` says that it is closed, `ensure` starts another, without a wait after a
+    /// failed start.
+    pub fn close(&mut self, reason: &'static str, now: Instant) {
         self.next_start = now;
-        self.stop(limit)
+        if let Some(publisher) = &self.publisher {
+            publisher.request_stop(CLOSE);
+            self.closing = Some(reason);
+            self.status = ConnectionStatus::plain(State::Connecting, None);
+        }
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.publisher.is_none()
+    }
+
+    /// Whether `take` has something to take.
+    pub fn has_events(&self) -> bool {
+        self.publisher.as_ref().is_some_and(P::has_events)
+    }
+
+    /// When there is something to do although the publisher reports nothing; None = at no time.
+    pub fn next_step(&self) -> Option<Instant> {
+        self.is_closed().then_some(self.next_start)
     }
 
     /// Starts the publisher if there is none and the wait after a failed start is over.
@@ -110,8 +128,8 @@ impl<P: DestinationPublisher> Connection<P> {
     /// Hands a batch over to the publisher. Err: no room or no publisher; the batch comes back.
     pub fn publish(&self, batch: Vec<Publication>) -> Result<(), Vec<Publication>> {
         match &self.publisher {
-            Some(publisher) => publisher.publish(batch),
-            None => Err(batch),
+            Some(publisher) if self.closing.is_none() => publisher.publish(batch),
+            _ => Err(batch),
         }
     }
 
@@ -122,15 +140,14 @@ impl<P: DestinationPublisher> Connection<P> {
         }
     }
 
-    /// Takes the events of the publisher: returns the outcomes and keeps the last state. The flag is true if the
-    /// publisher is gone: its thread ended, or it was stopped because a file that it reads changed. No more outcomes
-    /// come then.
-    pub fn take(&mut self, now: Instant) -> (Outcomes, bool) {
+    /// Takes the events of the publisher: returns the outcomes and keeps the last state. The text says why the
+    /// connection is closed, if it is from now on: no more outcomes come then.
+    pub fn take(&mut self, now: Instant) -> (Outcomes, Option<&'static str>) {
         let Some(publisher) = &mut self.publisher else {
-            return (Vec::new(), false);
+            return (Vec::new(), None);
         };
         let mut outcomes = Outcomes::new();
-        let mut died = None;
+        let mut ended = None;
         let mut is_down = false;
         let exchange = match self.target.as_ref().map(|target| &target.transport) {
             Ok(Protocol::Amqp(amqp)) => Some(&*amqp.exchange),
@@ -139,32 +156,34 @@ impl<P: DestinationPublisher> Connection<P> {
         for event in publisher.drain() {
             match event {
                 PublisherEvent::Outcomes(more) => outcomes.extend(more),
+                PublisherEvent::State(_) if self.closing.is_some() => {}
                 PublisherEvent::State(state) => {
                     is_down |= matches!(state, ConnectionState::Down { .. });
                     self.status = ConnectionStatus::of(state, exchange);
                 }
-                PublisherEvent::Died(why) => died = Some(why),
+                PublisherEvent::Ended(why) => ended = Some(why),
             }
         }
         let is_answered =
             |answered: &&Answered| !matches!(answered.outcome, Outcome::Lost { .. } | Outcome::Unanswered { .. });
         self.slow_start.answered(outcomes.iter().filter(is_answered).count());
         let has = |kind: Outcome| outcomes.iter().any(|answered| answered.outcome == kind);
+        let died = ended.as_ref().and_then(Option::as_ref);
         if is_down || died.is_some() || (has(Outcome::Nacked) && !has(Outcome::Confirmed)) {
             self.slow_start.went_down();
         }
         if let Some(why) = died {
-            self.stop(CLOSE_DEAD);
             self.next_start = now + RETRY_START;
             self.status = ConnectionStatus::down(DownReason::Protocol, format!("the publisher thread ended: {why}"));
-            return (outcomes, true);
+        }
+        if ended.is_some() {
+            self.publisher = None;
+            return (outcomes, Some(self.closing.take().unwrap_or("the publisher ended")));
         }
         if is_down && self.is_outdated() {
-            outcomes.extend(self.stop(CLOSE));
-            self.next_start = now;
-            return (outcomes, true);
+            self.close("the password or a certificate changed", now);
         }
-        (outcomes, false)
+        (outcomes, None)
     }
 
     /// Makes the publisher begin to end, so that a later `stop` waits less.
@@ -180,6 +199,7 @@ impl<P: DestinationPublisher> Connection<P> {
         let Some(mut publisher) = self.publisher.take() else {
             return Vec::new();
         };
+        self.closing = None;
         publisher.stop(limit);
         let outcomes = |event| match event {
             PublisherEvent::Outcomes(outcomes) => outcomes,

@@ -74,6 +74,8 @@ impl<R: Runtime> Common<R> {
 
 pub struct Destination<R: Runtime> {
     pub name: String,
+    /// The destination was dropped: it ends when its connection is closed and nothing of it is in flight.
+    retires: bool,
     connection: Connection<R::Publisher>,
     engine: Engine,
     target: Result<Target, String>,
@@ -86,8 +88,23 @@ pub struct Destination<R: Runtime> {
     admission: AdmissionControl,
     /// The request of a session, until it is done.
     request: Option<Request>,
+    /// The wait that its claim in this pass has returned, in ms; None = it has not claimed in this pass.
+    claimed_wait_ms: Option<u32>,
+    /// Whether it has reported its state in this pass, if that has changed.
+    has_reported: bool,
+    /// None = it takes part in the next pass.
+    sleep: Option<Sleep>,
     /// The route parts of a target without an exchange: empty.
     no_exchange: (Text, Template),
+}
+
+/// A destination that has nothing in flight and nothing to claim takes no part in passes.
+#[derive(Clone, Copy)]
+struct Sleep {
+    /// In ms since the worker began.
+    until_ms: u64,
+    is_at_rest: bool,
+    takes_due: bool,
 }
 
 /// The condition of a destination, for screens and logs.
@@ -112,10 +129,12 @@ impl<R: Runtime> Destination<R> {
         let target = description.target(&common.settings);
         let mut engine = Engine::new(&description.name, sharing, runtime.bounds());
         engine.set_leases(leases.to_vec(), leaving.clone());
-        let mut connection = Connection::new(runtime, &description.name, connection_of(&target));
+        let needed = target.clone().map(Target::connection);
+        let mut connection = Connection::new(runtime, &description.name, needed);
         connection.ensure(runtime);
         let mut destination = Self {
             name: description.name.clone(),
+            retires: false,
             connection,
             engine,
             target,
@@ -125,6 +144,9 @@ impl<R: Runtime> Destination<R> {
             ended: Ended::default(),
             admission: AdmissionControl::new(common.now_us()),
             request: None,
+            claimed_wait_ms: None,
+            has_reported: false,
+            sleep: None,
             no_exchange: (Text::default(), Template::parse("").expect("an empty template")),
         };
         destination.take_limits(common);
@@ -132,21 +154,20 @@ impl<R: Runtime> Destination<R> {
     }
 
     /// Takes over a changed description or settings. If they need another connection, all claimed messages are
-    /// released.
+    /// released once this one is closed.
     pub fn describe(&mut self, common: &Common<R>, description: &Described) {
+        self.wake();
+        let ordering = self.rules(common).ordering;
+        self.retires = false;
         self.paused = description.paused;
         self.not_adopted.clone_from(&description.not_adopted);
         self.target = description.target(&common.settings);
         self.take_limits(common);
-        if let Some(last) = self
-            .connection
-            .reconfigure(connection_of(&self.target), common.runtime.now())
-        {
-            self.on_outcomes(common, last);
-            self.engine.release_all("the settings of the broker changed");
+        if self.rules(common).ordering != ordering {
             self.engine.reread_all();
-            self.connection.ensure(&common.runtime);
         }
+        let target = self.target.clone().map(Target::connection);
+        self.connection.reconfigure(target, common.runtime.now());
     }
 
     /// Takes over the limits. Called also when the number of workers changes, because the workers share the rate limit.
@@ -172,6 +193,7 @@ impl<R: Runtime> Destination<R> {
     }
 
     pub fn set_leases(&mut self, held: &[HeldLease], leaving: &HashSet<Partition>) {
+        self.wake();
         self.engine.set_leases(held.to_vec(), leaving.clone());
     }
 
@@ -183,6 +205,44 @@ impl<R: Runtime> Destination<R> {
             since: self.report.since,
             in_flight: self.outstanding(),
         }
+    }
+
+    // ---- passes -----------------------------------------------------------------------------------------------------
+
+    /// Begins its part in a pass, unless it sleeps and nothing has come for it. Returns until when it sleeps, in ms.
+    pub fn begin_pass(&mut self, now_ms: u64) -> Option<u64> {
+        (self.claimed_wait_ms, self.has_reported) = (None, false);
+        self.sleep = (self.sleep).filter(|sleep| now_ms < sleep.until_ms && !self.connection.has_events());
+        self.sleep.map(|sleep| sleep.until_ms)
+    }
+
+    /// Makes it take part in the next pass.
+    pub fn wake(&mut self) {
+        self.sleep = None;
+    }
+
+    /// Ends its part in a pass. It sleeps if nothing of it is in flight, and either there is nothing new to claim or it
+    /// cannot claim.
+    pub fn end_pass(&mut self, common: &Common<R>) {
+        let is_known = self.has_reported && !self.report.is_awaited() && !self.retires;
+        let is_idle = is_known && self.outstanding() == 0 && self.request.is_none();
+        let state = self.pass_state(common);
+        let has_nothing_new = pass::next(&state).claim.is_none() || self.engine.has_read_all(common.now_ms());
+        let sleeps = is_idle && has_nothing_new && self.engine.sharing() == Sharing::Leases;
+        let Some(wait_ms) = self.claimed_wait_ms.filter(|_| sleeps) else {
+            return;
+        };
+        let now = common.runtime.now();
+        let step_ms = self
+            .connection
+            .next_step()
+            .map(|at| at.saturating_duration_since(now).as_millis() as u64);
+        let wait_ms = u64::from(wait_ms).min(step_ms.unwrap_or(u64::MAX));
+        self.sleep = Some(Sleep {
+            until_ms: common.now_ms() + wait_ms,
+            is_at_rest: self.is_at_rest(common),
+            takes_due: pass::next(&state).claim.is_some(),
+        });
     }
 
     // ---- connection -------------------------------------------------------------------------------------------------
@@ -199,13 +259,16 @@ impl<R: Runtime> Destination<R> {
     }
 
     pub fn ensure(&mut self, common: &Common<R>) {
-        self.connection.ensure(&common.runtime);
+        if !self.retires {
+            self.connection.ensure(&common.runtime);
+        }
     }
 
     /// Whether a session requested a recheck since the last call. Remembers the request for `recheck` and `report`.
     pub fn take_recheck_request(&mut self, common: &Common<R>) -> bool {
         let is_new = common.runtime.take_recheck_request(&self.name);
         if is_new {
+            self.wake();
             self.report.request_recheck(common.runtime.now_us());
         }
         is_new
@@ -218,16 +281,14 @@ impl<R: Runtime> Destination<R> {
             return;
         }
         let is_amqp = (self.target.as_ref()).is_ok_and(|target| matches!(target.transport, Protocol::Amqp(_)));
-        match self.connection.status.state {
-            State::Down if is_amqp => {
-                let last = self.connection.try_at_once(STOP_LIMIT, common.runtime.now());
-                self.on_outcomes(common, last);
-                self.engine.release_all("a recheck replaced the connection");
-            }
-            State::Unconfigured => _ = self.connection.try_at_once(STOP_LIMIT, common.runtime.now()),
-            _ => return,
+        let is_tried = match self.connection.status.state {
+            State::Down => is_amqp,
+            state => state == State::Unconfigured,
+        };
+        if is_tried {
+            (self.connection).close("a recheck replaced the connection", common.runtime.now());
+            self.ensure(common);
         }
-        self.connection.ensure(&common.runtime);
     }
 
     /// Sends nothing more. Waits for answers to sent messages in the background, for a third of `limit` at most.
@@ -243,9 +304,13 @@ impl<R: Runtime> Destination<R> {
     }
 
     /// Reports the number of messages in flight. Reports the state of the connection, which outbox_health shows, if it
-    /// changed.
-    pub fn report(&mut self, common: &Common<R>) -> Result<(), R::Error> {
+    /// changed, and returns whether it has.
+    pub fn report(&mut self, common: &Common<R>) -> Result<bool, R::Error> {
+        self.has_reported = true;
         common.runtime.report_in_flight(&self.name, self.outstanding())?;
+        if self.retires {
+            return Ok(false);
+        }
         let off = match self.outstanding() {
             0 => State::Paused,
             _ => State::Pausing,
@@ -264,17 +329,24 @@ impl<R: Runtime> Destination<R> {
             .report(&common.runtime, &self.name, status, connection, is_http)
     }
 
-    /// Ends a dropped destination: stops it, settles what has ended, and removes its reported state.
-    pub fn retire(&mut self, common: &Common<R>, limit: Duration) -> Result<(), R::Error> {
-        self.stop(common, limit, "the destination was dropped");
-        let ended = self.settle(common, StatementTimeout::Short);
-        self.engine.set_leases(Vec::new(), HashSet::new()); // what could not be settled gives its slots back
-        ended.and_then(|()| common.runtime.report(&self.name, None, None))
+    /// Begins to end a dropped destination.
+    pub fn retire(&mut self, common: &Common<R>) {
+        self.wake();
+        if !std::mem::replace(&mut self.retires, true) {
+            self.connection
+                .close("the destination was dropped", common.runtime.now());
+        }
+    }
+
+    /// Whether the destination was dropped, and nothing of it is left.
+    pub fn has_retired(&self) -> bool {
+        self.retires && self.connection.is_closed() && self.outstanding() == 0
     }
 
     // ---- requests of a session --------------------------------------------------------------------------------------
 
     pub fn begin_request(&mut self, request: Request) {
+        self.wake();
         self.request = Some(request);
         self.engine.begin_request(request);
         self.report.wants_recheck |= !request.goes_on(); // connects immediately if the connection is down
@@ -300,7 +372,7 @@ impl<R: Runtime> Destination<R> {
 
     /// The seq up to which a request makes this destination deliver although delivery is switched off.
     fn by_hand(&self, common: &Common<R>) -> Option<i64> {
-        let may = !common.settings.enabled && !self.paused && self.why_not_adopted(common).is_none();
+        let may = !common.settings.enabled && !self.paused && !self.retires && self.why_not_adopted(common).is_none();
         match self.request {
             Some(Request::UpTo(seq) | Request::OnTo(seq)) if may && !self.engine.has_claimed() => Some(seq),
             _ => None,
@@ -309,7 +381,7 @@ impl<R: Runtime> Destination<R> {
 
     /// Whether delivery is switched on, the destination is not paused, and it and the database are adopted.
     pub fn may_deliver(&self, common: &Common<R>) -> bool {
-        common.settings.enabled && !self.paused && self.why_not_adopted(common).is_none()
+        common.settings.enabled && !self.paused && !self.retires && self.why_not_adopted(common).is_none()
     }
 
     fn why_not_adopted<'a>(&'a self, common: &'a Common<R>) -> Option<&'a String> {
@@ -331,10 +403,10 @@ impl<R: Runtime> Destination<R> {
     // ---- outcomes and settle ----------------------------------------------------------------------------------------
 
     pub fn take_outcomes(&mut self, common: &Common<R>, now: Instant) {
-        let (outcomes, is_gone) = self.connection.take(now);
+        let (outcomes, is_closed) = self.connection.take(now);
         self.on_outcomes(common, outcomes);
-        if is_gone {
-            self.engine.release_all("the publisher ended");
+        if let Some(why) = is_closed {
+            self.engine.release_all(why);
         }
     }
 
@@ -469,6 +541,9 @@ impl<R: Runtime> Destination<R> {
 
     /// Whether nothing is in flight, and either all lanes are read or nothing may be claimed.
     pub fn is_at_rest(&self, common: &Common<R>) -> bool {
+        if let Some(sleep) = self.sleep {
+            return sleep.is_at_rest;
+        }
         let state = self.pass_state(common);
         let has_read_all = state.connected && state.owned_partitions > 0 && !state.last_claim_was_full;
         let may_not = !state.enabled || self.connection.status.state == State::Unconfigured;
@@ -493,6 +568,9 @@ impl<R: Runtime> Destination<R> {
     /// Whether the claim of this pass reads lanes. With a poison candidate in flight nothing is brought back before its
     /// answer, which wakes this worker.
     pub fn takes_due(&self) -> bool {
+        if let Some(sleep) = self.sleep {
+            return sleep.takes_due;
+        }
         self.admission.allowance.is_some() && !self.engine.has_poison_candidates(1)
     }
 
@@ -504,6 +582,16 @@ impl<R: Runtime> Destination<R> {
     /// Lets the next claim read a lane again from `seq` on, because a row was committed there.
     pub fn rewind(&mut self, partition: Partition, seq: i64) {
         self.engine.rewind(partition, seq);
+    }
+
+    /// A message from `seq` on that blocked others may be gone. Returns whether that matters here.
+    pub fn unblock(&mut self, partition: Partition, seq: i64) -> bool {
+        self.engine.unblock(partition, seq)
+    }
+
+    /// The tables had no message of this destination after the rewinds were taken. Returns false if it must look itself.
+    pub fn found_none(&mut self) -> bool {
+        self.request.is_none() && self.engine.found_none()
     }
 
     /// Lets the next claim read all lanes and blocked keys from the tables again.
@@ -549,10 +637,17 @@ impl<R: Runtime> Destination<R> {
     /// Claims, if this pass may, and hands over. Returns the number of messages taken, and how long to wait for more,
     /// in ms.
     pub fn claim(&mut self, common: &Common<R>, may_claim: bool) -> Result<(usize, u32), R::Error> {
+        let messages = self.claim_rows(common, may_claim)?;
+        let wait_ms = self.wait_ms(common, may_claim);
+        self.claimed_wait_ms = Some(wait_ms).filter(|_| may_claim);
+        Ok((messages, wait_ms))
+    }
+
+    fn claim_rows(&mut self, common: &Common<R>, may_claim: bool) -> Result<usize, R::Error> {
         let (runtime, now_ms) = (&common.runtime, common.now_ms());
         self.admission.allowance = self.admission.allowance.filter(|_| may_claim);
         let (Some(allowance), Ok(target)) = (self.admission.allowance, &self.target) else {
-            return Ok((0, self.wait_ms(common, may_claim)));
+            return Ok(0);
         };
         // The claim may take a while. Until it ends, views show this number.
         self.record_in_flight(common);
@@ -579,7 +674,7 @@ impl<R: Runtime> Destination<R> {
         // A claim of one row may have read an empty lane while messages wait in another, so `wants_more`.
         let has_none = result.messages == 0 && !self.engine.wants_more() && self.engine.outstanding() == 0;
         self.report.is_proven |= has_none && !self.engine.has_put_off(now_ms);
-        Ok((result.messages, self.wait_ms(common, may_claim)))
+        Ok(result.messages)
     }
 
     /// Whether there is room for another claim.
@@ -703,11 +798,6 @@ fn maker(route: Route<'_>) -> impl Fn(MessageHandle, &Pointer, Event) -> Result<
     move |handle, pointer, event| {
         outbox_core::envelope::publication(handle, pointer, event, &route).map_err(|refusal| refusal.to_string())
     }
-}
-
-/// The part of the target that the connection depends on: everything but the limits.
-fn connection_of(target: &Result<Target, String>) -> Result<Target, String> {
-    target.clone().map(Target::unlimited)
 }
 
 /// Logs expired messages and dead letters.

@@ -18,6 +18,7 @@
 //! | `status` | in which words is the state of a connection shown? |
 //! | `admission` | how many messages of a destination may a pass take, and how many may be sent now? |
 //! | `status_report` | which state of a connection is reported, and when? |
+//! | `rewinds` | which destinations must read a lane again that was written for one of them? |
 //! | `protocol` | which SQL functions does a worker call, and what do their rows mean? |
 //! | `runtime` | what must the process around the worker provide? |
 //! | `settings` | which settings does a worker use? |
@@ -31,6 +32,7 @@ mod leases;
 pub mod protocol;
 mod repeats;
 mod report;
+pub mod rewinds;
 mod runtime;
 mod settings;
 mod status;

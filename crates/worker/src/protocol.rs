@@ -386,22 +386,29 @@ impl<D: Db> WorkerProtocol<D> {
         })
     }
 
-    /// The keys that are blocked, or have messages that wait behind another.
-    pub fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<BlockedKey>, D::Error> {
-        let sql =
-            "select partition, outbox_internal.legible(destination), outbox_internal.legible(key), blocker, followers
-                   from outbox_internal.blocked_keys($1)";
-        self.db.run(Statement::Text(sql), &[indexes(partitions)], |row| {
+    /// The keys of a destination that are blocked, or have messages that wait behind another.
+    pub fn blocked_keys(&self, destination: &str, partitions: &[Partition]) -> Result<Vec<BlockedKey>, D::Error> {
+        let sql = "select partition, outbox_internal.legible(key), blocker, followers
+                   from outbox_internal.blocked_keys($1, $2)";
+        let args = [Arg::Text(Some(destination)), indexes(partitions)];
+        let destination = destination.into();
+        self.db.run(Statement::Text(sql), &args, |row| {
             Ok(BlockedKey {
                 key: OrderedKey {
                     partition: row.partition(0)?,
-                    destination: row.name(1)?.into(),
-                    key: row.text(2)?,
+                    destination: Arc::clone(&destination),
+                    key: row.text(1)?,
                 },
-                blocker: row.number(3)?,
-                followers: row.boolean(4)?,
+                blocker: row.number(2)?,
+                followers: row.boolean(3)?,
             })
         })
+    }
+
+    /// The destinations that have any message but scheduled ones and dead letters that block nothing.
+    pub fn destinations_with_messages(&self) -> Result<Vec<String>, D::Error> {
+        let sql = "select outbox_internal.legible(d) from outbox_internal.destinations_with_messages() d";
+        self.db.run(Statement::Text(sql), &[], |row| row.name(0))
     }
 
     /// Writes the dispositions of claimed messages. Returns the number of rows that changed. `dead_blocks`: which

@@ -3,9 +3,10 @@
 //! change.
 
 use crate::report::{PassCounts, PassEnd};
+use crate::rewinds::{RewindGroup, Rewound};
 use crate::settings::{Described, WorkerSettings};
 use crate::status::ConnectionStatus;
-use outbox_core::engine::{Arrived, Bounds, DueCounters, HeldLease, Memory, Request, Tables};
+use outbox_core::engine::{Arrived, Bounds, HeldLease, Memory, Request, Tables};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Pointer, Publication};
 use outbox_core::partition::Partition;
@@ -99,12 +100,17 @@ pub trait Runtime: Memory {
     // ---- shared memory, in addition to what the engine reads of it
     // ------------------------------------------------------------
 
-    /// Takes the rewinds of these lanes: the lowest seq that was committed in each since the last call, also by
-    /// prepared transactions. Err: rewinds of any destination may be lost.
-    fn take_rewinds(&self, destination: &str, leases: &[HeldLease]) -> Result<Vec<(Partition, i64)>, Self::Error>;
-    /// Whether two destinations share their rewinds, so that the other must be told what one of them took.
-    fn share_rewinds(&self, one: &str, other: &str) -> bool;
-    fn due_counters(&self) -> DueCounters;
+    fn rewind_group(&self, destination: &str) -> RewindGroup {
+        RewindGroup::of(destination)
+    }
+    /// Takes the rewinds of the lanes of these groups in these partitions: the lowest seq that was committed in each
+    /// since the last call, also by prepared transactions; and those of [`RewindLane::UNBLOCKED`]. Called once in each
+    /// pass. Err: some may be lost.
+    ///
+    /// [`RewindLane::UNBLOCKED`]: crate::rewinds::RewindLane::UNBLOCKED
+    fn take_rewinds(&self, groups: &[RewindGroup], leases: &[HeldLease]) -> Result<Vec<Rewound>, Self::Error>;
+    /// A counter that grows when a message is scheduled, or changed by hand.
+    fn schedules(&self) -> u32;
     /// Takes all ready messages of the lanes that this worker owns. Each keeps its slot until `free_slot` or `give_up`.
     fn take_ready(&self) -> Vec<Arrived> {
         Vec::new()
@@ -128,7 +134,11 @@ pub trait Runtime: Memory {
     fn report_in_flight(&self, _destination: &str, _count: usize) -> Result<(), Self::Error> {
         Ok(())
     }
-    /// Whether a session requested a recheck of the connection since the last call.
+    /// Whether a session requested a recheck of any connection since the last call.
+    fn are_rechecks_requested(&self) -> bool {
+        false
+    }
+    /// Whether a session requested a recheck of this connection since the last call.
     fn take_recheck_request(&self, _destination: &str) -> bool {
         false
     }
@@ -155,13 +165,15 @@ pub trait Runtime: Memory {
 pub trait DestinationPublisher {
     /// Hands a batch over to the publisher's threads. Err: no room; the batch comes back.
     fn publish(&self, batch: Vec<Publication>) -> Result<(), Vec<Publication>>;
+    /// Whether `drain` would return any event. Called often.
+    fn has_events(&self) -> bool;
     /// Takes the events since the last call. After `stop` it returns the last ones.
     fn drain(&mut self) -> Vec<PublisherEvent>;
     /// Sets how many undrained confirms wake the worker. Any other event wakes it immediately.
     fn wake_after(&self, confirms: usize);
-    /// Makes the publisher send nothing more and begin to end. The caller calls `stop` later.
+    /// Makes the publisher send nothing more and end within `limit`. Its last event says that it has.
     fn request_stop(&self, limit: Duration);
-    /// Sends nothing more and ends the publisher. Returns within `limit`.
+    /// The same, and waits until it has ended, no longer than `limit`.
     fn stop(&mut self, limit: Duration);
     /// Whether a certificate file has changed since the publisher started.
     fn has_new_certificates(&self) -> bool;
@@ -172,6 +184,10 @@ pub trait DestinationPublisher {
 impl DestinationPublisher for Started {
     fn publish(&self, batch: Vec<Publication>) -> Result<(), Vec<Publication>> {
         self.publisher.try_publish(batch)
+    }
+
+    fn has_events(&self) -> bool {
+        self.publisher.has_events()
     }
 
     fn drain(&mut self) -> Vec<PublisherEvent> {

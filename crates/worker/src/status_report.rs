@@ -35,6 +35,11 @@ impl StatusReport {
         }
     }
 
+    /// Whether a session waits for the result of a recheck.
+    pub fn is_awaited(&self) -> bool {
+        self.wants_recheck || self.requested_at_us.is_some()
+    }
+
     /// A session requested a recheck.
     pub fn request_recheck(&mut self, now_us: i64) {
         self.wants_recheck = true;
@@ -49,7 +54,7 @@ impl StatusReport {
         );
     }
 
-    /// Reports `status` if it is news; outbox_health shows it. `connection` is the state of the connection, which may
+    /// Reports `status` if it is news, and returns whether it is; outbox_health shows it. `connection` is the state of the connection, which may
     /// be another: a paused destination stays connected.
     pub fn report<R: Runtime>(
         &mut self,
@@ -58,7 +63,7 @@ impl StatusReport {
         status: ConnectionStatus,
         connection: &ConnectionStatus,
         is_http: bool,
-    ) -> Result<(), R::Error> {
+    ) -> Result<bool, R::Error> {
         if connection.state == State::Down {
             let is_refused = connection.reason == Some(StatusReason::Down(DownReason::QueueRefused));
             self.is_proven = !is_http && !is_refused;
@@ -71,7 +76,7 @@ impl StatusReport {
         let requested_at_us = self.requested_at_us.filter(|_| is_known);
         let is_new = self.reported.as_ref() != Some(&status);
         if is_trying_again || (!is_new && requested_at_us.is_none()) {
-            return Ok(());
+            return Ok(false);
         }
         runtime.report(destination, Some(&status), requested_at_us)?;
         self.requested_at_us = self.requested_at_us.filter(|_| !is_known);
@@ -94,6 +99,6 @@ impl StatusReport {
                 _ => runtime.log(Some(destination), format_args!("{peer} {}", status.in_words())),
             }
         }
-        Ok(())
+        Ok(true)
     }
 }

@@ -247,7 +247,7 @@ fn assert_finds_in(config: &Config, flaw: Flaw, complaint: &str) {
         ..config.clone()
     };
     let mut others = Vec::new();
-    for seed in 1..=300 {
+    for seed in 1..=2_000 {
         match Simulation::new(&config, seed).run(30_000) {
             Err(said) if said.contains(complaint) => return,
             Err(said) => others.push(said),

@@ -21,8 +21,6 @@ pub struct Counted {
 pub struct Expired {
     /// The number of messages that it dead-lettered, of each destination that had any.
     pub counts: Vec<(String, i64)>,
-    /// Whether other messages of a key may wait behind one of them.
-    pub blocking: bool,
     /// The block at which to continue; 0 = the table was searched to its end.
     pub next_block: i64,
     /// Whether it stopped at its limit of messages.
@@ -92,7 +90,8 @@ impl Store {
     /// `first_block`.
     pub fn expire(&self, first_block: i64, blocks: i32, batch: i32) -> SpiResult<Expired> {
         Spi::connect_mut(|client| {
-            let sql = "select destinations, counts, blocking, next_block, more, next_expiry from outbox_internal.expire($1, $2, $3)";
+            let sql =
+                "select destinations, counts, next_block, more, next_expiry from outbox_internal.expire($1, $2, $3)";
             let args = [first_block.into(), blocks.into(), batch.into()];
             let row = client.update(sql, Some(1), &args)?.first();
             let destinations: Vec<Lossy> = row.get(1)?.unwrap_or_default();
@@ -101,10 +100,9 @@ impl Store {
                 counts: (destinations.into_iter().map(|destination| destination.0))
                     .zip(counts.unwrap_or_default())
                     .collect(),
-                blocking: row.get(3)?.unwrap_or_default(),
-                next_block: row.get(4)?.unwrap_or_default(),
-                more: row.get(5)?.unwrap_or_default(),
-                next_expiry_us: row.get(6)?.map(us_since_1970),
+                next_block: row.get(3)?.unwrap_or_default(),
+                more: row.get(4)?.unwrap_or_default(),
+                next_expiry_us: row.get(5)?.map(us_since_1970),
             })
         })
     }

@@ -33,8 +33,6 @@ use crate::partition::Partition;
 use crate::settle::{Disposition, Ordering, Rules};
 use std::collections::{HashMap, HashSet};
 
-/// The interval, in ms, at which all lanes are read from their start. It finds rows that no rewind announced.
-const SWEEP_EVERY_MS: u64 = 30_000;
 /// How long lanes are claimed one by one, in ms, after rows of one were locked.
 const LANE_BY_LANE_MS: u64 = 5_000;
 
@@ -270,13 +268,45 @@ impl Engine {
         all.saturating_sub(ready + self.with_publisher.bytes) > self.bounds.bytes
     }
 
+    /// Whether all that is known to be in the lanes has been read, so that a claim would find nothing.
+    pub fn has_read_all(&self, now_ms: u64) -> bool {
+        let has_news = !self.rewinds.is_empty() || !self.fresh.is_empty() || !self.unblocked.is_empty();
+        !self.wants_more() && !has_news && now_ms < self.reread_at_ms
+    }
+
+    /// A message from `seq` on that blocked others of its key may be gone. Returns whether that matters here: then the
+    /// next claim reads the blocked keys of the partition.
+    pub fn unblock(&mut self, partition: Partition, seq: i64) -> bool {
+        let matters = self.key_order.has_blocker(partition, seq) || self.read_limits.has_blocker(partition, seq);
+        if matters {
+            self.unblocked.insert(partition);
+        }
+        matters
+    }
+
+    /// The tables have no message of this destination, as of a time after the rewinds were taken. Returns false if that
+    /// is not all that there is to know.
+    pub fn found_none(&mut self) -> bool {
+        let knows_of_none = self.outstanding() == 0 && self.key_order.keys() == 0 && self.read_limits.is_empty();
+        if knows_of_none {
+            for (partition, _) in &self.leases {
+                self.cursors.raise(*partition, END);
+            }
+            self.fresh.clear();
+            self.unblocked.clear();
+            self.rewinds.clear();
+            (self.full, self.drains, self.reread_at_ms) = (false, false, u64::MAX);
+        }
+        knows_of_none
+    }
+
     /// Whether a message may wait because the destination failed: it was put off, and has not been due for a while yet.
     pub fn has_put_off(&self, now_ms: u64) -> bool {
         now_ms < self.put_off_until_ms
     }
 
-    /// Reads the blocked keys of newly leased partitions, and of all partitions at each sweep. The lanes of these
-    /// partitions are then read from the start.
+    /// Reads the blocked keys of newly leased partitions, of those where a blocker may be gone, and of all partitions if
+    /// `reread_all` was called. The lanes of these partitions are then read from the start.
     fn read_blocked_keys<T: Tables>(
         &mut self,
         tables: &T,
@@ -284,15 +314,14 @@ impl Engine {
         leases: &[HeldLease],
         rules: &Rules,
     ) -> Result<(), T::Error> {
-        let sweep = now_ms >= self.sweep_at_ms;
+        let all = now_ms >= self.reread_at_ms;
         let to_read: Vec<Partition> = (leases.iter().map(|(partition, _)| *partition))
-            .filter(|partition| sweep || self.fresh.contains(partition))
+            .filter(|partition| all || self.fresh.contains(partition) || self.unblocked.contains(partition))
             .collect();
         if to_read.is_empty() {
             return Ok(());
         }
-        let mut found = tables.blocked_keys(&to_read)?;
-        found.retain(|found| *found.key.destination == *self.destination);
+        let mut found = tables.blocked_keys(&self.destination, &to_read)?;
         let scope: HashSet<Partition> = to_read.iter().copied().collect();
         let gone = self.find_blockers(&found, &scope, rules);
         found.retain(|found| found.key.key.is_some());
@@ -309,13 +338,14 @@ impl Engine {
         );
         for partition in to_read {
             self.fresh.remove(&partition);
+            self.unblocked.remove(&partition);
             self.cursors.restart(partition);
         }
-        if sweep {
-            self.sweep_at_ms = now_ms + SWEEP_EVERY_MS;
+        if all {
+            self.reread_at_ms = u64::MAX;
         }
         if undecided || gone {
-            self.sweep_at_ms = self.sweep_at_ms.min(now_ms + DUE_EVERY_MS);
+            self.reread_at_ms = self.reread_at_ms.min(now_ms + DUE_EVERY_MS);
         }
         Ok(())
     }

@@ -8,20 +8,13 @@ use crate::partition::Partition;
 /// The longest interval, in ms, between two reads of `outbox_waiting` for due messages.
 pub(super) const DUE_EVERY_MS: u64 = 1_000;
 
-/// Counters of shared memory: one grows when a message is scheduled, and may be due before the next read; the other
-/// when waiting messages may have been unblocked: an operator changed them, or they expired.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DueCounters {
-    pub schedules: u32,
-    pub unblocks: u32,
-}
-
 /// When a row of `outbox_waiting` may be due.
 #[derive(Debug, Default)]
 pub struct DueSchedule {
     at_ms: u64,
-    /// As of the last read.
-    counters: DueCounters,
+    /// The counter of shared memory as of the last read. It grows when a message is scheduled, or changed by hand: it may
+    /// be due before the next read.
+    schedules: u32,
     /// Whether a read was made since the last request of a session began.
     read_for_request: bool,
 }
@@ -44,8 +37,7 @@ impl DueSchedule {
     }
 
     /// Moves due messages of `leases` back to `outbox`, if some may be due, and calls `rewind` with the destination,
-    /// partition and seq of each; None = of all partitions. Returns whether waiting messages may have been unblocked,
-    /// so that the blocked keys must be read again.
+    /// partition and seq of each; None = of all partitions.
     ///
     /// With a read limit (`has_read_limit`) it does so once for each request: a message that fails during the request
     /// must not be tried again under the same request.
@@ -53,14 +45,14 @@ impl DueSchedule {
         &mut self,
         tables: &T,
         leases: Option<&[HeldLease]>,
-        counters: DueCounters,
+        schedules: u32,
         now_ms: u64,
         has_read_limit: bool,
         mut rewind: impl FnMut(&str, Partition, i64),
-    ) -> Result<bool, T::Error> {
-        let is_due = now_ms >= self.at_ms || counters != self.counters;
+    ) -> Result<(), T::Error> {
+        let is_due = now_ms >= self.at_ms || schedules != self.schedules;
         if !is_due || (has_read_limit && self.read_for_request) {
-            return Ok(false);
+            return Ok(());
         }
         let due = tables.bring_due(leases)?;
         self.read_for_request = true;
@@ -70,7 +62,7 @@ impl DueSchedule {
             rewind(&destination, partition, seq);
         }
         self.at_ms = now_ms + next_ms.unwrap_or(DUE_EVERY_MS).clamp(1, DUE_EVERY_MS);
-        let before = std::mem::replace(&mut self.counters, counters);
-        Ok(before.unblocks != counters.unblocks)
+        self.schedules = schedules;
+        Ok(())
     }
 }

@@ -50,8 +50,9 @@ impl Engine {
         self.cursors.retain(|partition| unchanged.contains(&partition));
         self.rewinds.retain(|partition, _| unchanged.contains(partition));
         self.suspects.retain(|partition| unchanged.contains(&partition));
-        self.fresh
-            .retain(|partition| held.iter().any(|(still, _)| still == partition));
+        let is_held = |partition: &Partition| held.iter().any(|(still, _)| still == partition);
+        self.fresh.retain(is_held);
+        self.unblocked.retain(is_held);
         let parked = self.key_order.give_up_parked(|partition| leaving.contains(&partition));
         self.release(parked, "another worker takes over the partition");
         // A leaving partition whose lease could not be renewed is lost already.
@@ -65,8 +66,9 @@ impl Engine {
         self.forget_fast();
     }
 
-    /// Lets the next claim read all lanes and blocked keys from the tables again, because the rules changed.
+    /// Lets the next claim read all lanes and blocked keys from the tables again, because the rules changed, or to find
+    /// rows that no rewind announced.
     pub fn reread_all(&mut self) {
-        self.sweep_at_ms = 0;
+        self.reread_at_ms = 0;
     }
 }

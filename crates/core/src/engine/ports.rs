@@ -57,8 +57,11 @@ pub trait Tables {
         read_limit: i64,
         limit: u32,
     ) -> Result<(Batch, bool), Self::Error>;
-    /// The keys, of all destinations, that are blocked or have messages waiting in `outbox_waiting`.
-    fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<BlockedKey>, Self::Error>;
+    /// The keys of a destination that are blocked or have messages waiting in `outbox_waiting`.
+    fn blocked_keys(&self, destination: &str, partitions: &[Partition]) -> Result<Vec<BlockedKey>, Self::Error>;
+    /// The destinations that have messages which may be delivered, back off, wait behind another or block others. Costs
+    /// nothing for the others.
+    fn destinations_with_messages(&self) -> Result<Vec<String>, Self::Error>;
     /// Moves due messages of these leases, of all destinations, from `outbox_waiting` back to `outbox`; None = of all
     /// partitions.
     fn bring_due(&self, leases: Option<&[HeldLease]>) -> Result<DueMessages, Self::Error>;

@@ -31,6 +31,16 @@ impl ReadLimits {
         (self.blockers.get(&partition)).is_some_and(|blockers| blockers.contains(&seq))
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.blockers.is_empty()
+    }
+
+    /// Whether the lane has a blocker from this seq on.
+    pub fn has_blocker(&self, partition: Partition, seq: i64) -> bool {
+        let last = self.blockers.get(&partition).and_then(BTreeSet::last);
+        last.is_some_and(|last| *last >= seq)
+    }
+
     /// Whether the lane has a blocker with a lower seq.
     pub fn is_behind_blocker(&self, partition: Partition, seq: i64) -> bool {
         let blocker = self.blockers.get(&partition).and_then(BTreeSet::first);

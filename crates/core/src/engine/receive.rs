@@ -60,7 +60,7 @@ impl Engine {
             rewinds: self.peek_rewinds(memory, &self.leases),                                                 // (d)
         };
         // The engine must know which lanes are blocked. It does once it has read the tables under these rules.
-        let knows_blockers = rules.ordering != Ordering::Partition || now_ms < self.sweep_at_ms;
+        let knows_blockers = rules.ordering != Ordering::Partition || now_ms < self.reread_at_ms;
         let is_usual = self.progress.is_unbounded() && !self.has_poison_candidates(1);
         let may_take =
             self.sharing == Sharing::Leases && is_usual && knows_blockers && !self.settles_more_than_published();

@@ -33,7 +33,7 @@ pub(super) struct Script {
 #[derive(Default)]
 pub(super) struct Shared {
     schedules: Cell<u32>,
-    unblocks: Cell<u32>,
+    unblocked: Cell<bool>,
     due: RefCell<DueSchedule>,
 }
 
@@ -101,7 +101,11 @@ impl Tables for RefCell<Script> {
         })
     }
 
-    fn blocked_keys(&self, _: &[Partition]) -> Result<Vec<BlockedKey>, Infallible> {
+    fn destinations_with_messages(&self) -> Result<Vec<String>, Infallible> {
+        Ok(Vec::new())
+    }
+
+    fn blocked_keys(&self, _: &str, _: &[Partition]) -> Result<Vec<BlockedKey>, Infallible> {
         let mut script = self.borrow_mut();
         script.blocked_keys_read += 1;
         let found = script.blocker.map(|blocker| BlockedKey {
@@ -176,17 +180,14 @@ pub(super) fn claim(engine: &mut Engine, script: &mut Script, shared: &Shared, n
         true => Err("cannot be sent".to_owned()),
         false => Ok(publication(handle, pointer)),
     };
-    let counters = DueCounters {
-        schedules: shared.schedules.get(),
-        unblocks: shared.unblocks.get(),
-    };
+    let schedules = shared.schedules.get();
     let has_read_limit = engine.progress.read_limit < END;
     with_tables(script, |tables| {
         let rewind = |_: &str, partition, seq| engine.rewind(partition, seq);
         let mut due = shared.due.borrow_mut();
-        let Ok(are_unblocked) = due.bring_due(tables, None, counters, now_ms, has_read_limit, rewind);
-        if are_unblocked {
-            engine.reread_all();
+        let Ok(()) = due.bring_due(tables, None, schedules, now_ms, has_read_limit, rewind);
+        if shared.unblocked.take() {
+            engine.unblock(partition(), 1);
         }
         let Ok(_) = engine.claim(tables, shared, now_ms, 100, &RULES, make);
     });
@@ -399,7 +400,7 @@ fn a_leaving_partition_that_stays_after_all_is_read_again() {
     claim(&mut engine, &mut script, &shared, 0, 0);
     assert_eq!(script.blocked_keys_read, 1);
     engine.set_leases(vec![(partition(), 1)], HashSet::from([partition()]));
-    shared.unblocks.set(1);
+    shared.unblocked.set(true);
     claim(&mut engine, &mut script, &shared, 10, 0);
     assert_eq!(script.blocked_keys_read, 1);
     engine.set_leases(vec![(partition(), 1)], HashSet::new());
@@ -417,9 +418,41 @@ fn a_scheduled_message_is_read_when_it_is_due_and_no_lane_is_read_again() {
     shared.schedules.set(1);
     claim(&mut engine, &mut script, &shared, 10, 0);
     assert_eq!((script.blocked_keys_read, script.lanes.len()), (1, 0));
-    shared.unblocks.set(1);
+}
+
+#[test]
+fn blocked_keys_are_read_again_only_where_one_may_be_unblocked() {
+    let (mut engine, shared) = (engine(), Shared::default());
+    let mut script = Script {
+        blocker: Some(7),
+        ..Script::default()
+    };
+    assert!(!engine.unblock(partition(), 1), "none is blocked");
+    claim(&mut engine, &mut script, &shared, 0, 0);
+    assert!(!engine.unblock(partition(), 8), "a later message");
+    assert!(!engine.unblock(Partition::new(4).unwrap(), 1));
+    claim(&mut engine, &mut script, &shared, 10, 0);
+    assert_eq!(script.blocked_keys_read, 1);
+    assert!(engine.unblock(partition(), 7));
     claim(&mut engine, &mut script, &shared, 20, 0);
-    assert_eq!((script.blocked_keys_read, script.lanes.len()), (2, 1));
+    claim(&mut engine, &mut script, &shared, 30, 0);
+    assert_eq!(script.blocked_keys_read, 2);
+}
+
+#[test]
+fn a_destination_without_messages_needs_no_statement_unless_it_knows_of_some() {
+    let (mut engine, shared) = (engine(), Shared::default());
+    let mut script = Script::default();
+    engine.rewind(partition(), 5);
+    assert!(engine.found_none());
+    assert!(engine.has_read_all(0));
+    claim(&mut engine, &mut script, &shared, 0, 0);
+    assert_eq!((script.blocked_keys_read, script.lanes.len()), (0, 0));
+    engine.rewind(partition(), 7);
+    script.claims = vec![vec![7]];
+    claim(&mut engine, &mut script, &shared, 10, 0);
+    assert_eq!(engine.outstanding(), 1);
+    assert!(!engine.found_none(), "7 is in flight");
 }
 
 #[test]
@@ -447,7 +480,7 @@ fn a_blocker_that_may_be_gone_is_searched_for_again_soon() {
     claim(&mut engine, &mut script, &shared, 0, 0);
     assert_eq!(engine.ordered_keys(), 1);
     script.blocker = None;
-    shared.unblocks.set(1);
+    shared.unblocked.set(true);
     claim(&mut engine, &mut script, &shared, 10, 0);
     assert_eq!(engine.ordered_keys(), 1, "the lane was not read up to 7");
     claim(&mut engine, &mut script, &shared, 20, 0);

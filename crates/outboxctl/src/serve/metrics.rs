@@ -14,9 +14,6 @@ use std::sync::Arc;
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The most destinations and workers with separate metrics; more would make Prometheus keep ever more series.
-const LABELLED_MAX: usize = 200;
-
 /// Name, help and value; no value: the metric is absent.
 type Metric<T> = (&'static str, &'static str, fn(&T) -> Option<f64>);
 
@@ -117,7 +114,7 @@ impl MetricText<'_> {
         let checks = checks.iter().map(|(check, ok)| ([("check", *check)], f64::from(*ok)));
         let help = "Whether a check of outbox_health is ok, for all destinations.";
         self.rows("gauge", "outbox_health_ok", help, checks);
-        let destinations = snapshot.destinations.iter().take(LABELLED_MAX);
+        let destinations = snapshot.destinations.iter();
         let destinations = destinations.map(|d| ([("destination", d.name.as_str())], d));
         self.each("counter", COUNTERS, destinations.clone());
         self.each("gauge", OF_DESTINATION, destinations.clone());
@@ -139,7 +136,7 @@ impl MetricText<'_> {
         self.rows("gauge", "outbox_destination_latency_seconds", help, percentiles);
         let delivery = "outbox_delivery_seconds";
         self.describe("histogram", delivery, "Time from enqueue to confirm.");
-        for latency in snapshot.slow.latency.iter().take(LABELLED_MAX) {
+        for latency in &snapshot.slow.latency {
             let label = ("destination", latency.destination.as_str());
             for (bound_ms, below) in latency.below_ms.iter().zip(&latency.messages) {
                 let le = bound_ms.map_or_else(|| "+Inf".to_owned(), |ms| format!("{:?}", ms / 1e3));
@@ -155,7 +152,7 @@ impl MetricText<'_> {
         });
         let help = "1 for the state of the destination, 0 for the others.";
         self.rows("gauge", "outbox_destination_state", help, states);
-        let workers = snapshot.workers.iter().take(LABELLED_MAX);
+        let workers = snapshot.workers.iter();
         let workers = workers.map(|worker| ([("worker", worker.id.as_str())], worker));
         self.each("gauge", OF_WORKER, workers);
     }

@@ -3,9 +3,10 @@
 
 use super::error::WorkError;
 use super::report::Log;
-use super::session::{Rewinds, SharedState, WaitResult, WorkerSession};
+use super::session::{SharedState, WaitResult, WorkerSession};
 use super::totals::Totals;
 use outbox_core::partition::Partition;
+use outbox_worker::rewinds::Rewound;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -21,13 +22,10 @@ pub struct WorkContext {
     /// By destination: the times from enqueue to confirm, in µs, of the messages that were confirmed since its last
     /// settle.
     pub took_us: RefCell<HashMap<String, Vec<i64>>>,
-    /// Rewinds that were taken from shared memory for other destinations than that of the claim: the seq from which the
-    /// partition must be read again. The flag is true for the default destination, false for the others.
-    pub taken: RefCell<HashMap<(Partition, bool), i64>>,
     /// Shared memory as read right after a claim, until `open_transactions` takes it.
     pub shared_state: RefCell<Option<Result<SharedState, WorkError>>>,
     /// The commits below the cursors, as of the last read of shared memory.
-    pub rewinds: RefCell<Vec<Rewinds>>,
+    pub rewinds: RefCell<Vec<Rewound>>,
     /// The destinations of which messages are in flight, as last reported to the server.
     pub reported_in_flight: RefCell<HashSet<String>>,
 }
@@ -41,7 +39,6 @@ impl WorkContext {
             partitions: RefCell::default(),
             totals,
             took_us: RefCell::default(),
-            taken: RefCell::default(),
             shared_state: RefCell::default(),
             rewinds: RefCell::default(),
             reported_in_flight: RefCell::default(),

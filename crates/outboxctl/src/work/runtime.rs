@@ -4,12 +4,12 @@
 use super::args::WorkArgs;
 use super::context::WorkContext;
 use super::error::{WorkError, WorkErrorKind};
-use super::session::{Refreshed, Rewinds};
+use super::session::Refreshed;
 use super::settings;
 use crate::failure::{Code, Failure};
 use crate::progress::WorkerProgress;
 use crate::shutdown::Shutdown;
-use outbox_core::engine::{DueCounters, HeldLease, Memory, Request, Sharing};
+use outbox_core::engine::{HeldLease, Memory, Request, Sharing};
 use outbox_core::lease::Lease;
 use outbox_core::message::Pointer;
 use outbox_core::open_transactions::OpenTransaction;
@@ -19,6 +19,7 @@ use outbox_core::standbys::Replication;
 use outbox_core::words::Word;
 use outbox_transport::target::Target;
 use outbox_transport::{Deadline, NotStarted, Started, Starter};
+use outbox_worker::rewinds::{RewindGroup, Rewound};
 use outbox_worker::{
     Changes, ConnectionStatus, DEFAULT_DESTINATION, LeaseChanges, Orders, PassCounts, PassEnd, StatusReason, Tended,
 };
@@ -228,38 +229,12 @@ impl outbox_worker::Runtime for WorkRuntime {
 
     // ---- shared memory ----------------------------------------------------------------------------------------------
 
-    /// Takes the rewinds of all leased partitions and destinations in one statement, and keeps those of other
-    /// destinations.
-    fn take_rewinds(&self, destination: &str, _: &[HeldLease]) -> Result<Vec<(Partition, i64)>, WorkError> {
-        let partitions = self.context.partitions.borrow();
-        if partitions.is_empty() {
-            return Ok(Vec::new());
-        }
-        let rewinds = self.context.session.rewinds(&partitions)?;
-        let mut taken = self.context.taken.borrow_mut();
-        for rewind in rewinds {
-            for (seq, is_default) in [(rewind.default, true), (rewind.others, false)] {
-                if let Some(seq) = seq {
-                    let low = taken.entry((rewind.partition, is_default)).or_insert(seq);
-                    *low = seq.min(*low);
-                }
-            }
-        }
-        let is_its = |(_, is_default): &(Partition, bool)| *is_default == (destination == DEFAULT_DESTINATION);
-        let its = taken.extract_if(|of, _| is_its(of));
-        Ok(its.map(|((partition, _), seq)| (partition, seq)).collect())
+    fn take_rewinds(&self, _: &[RewindGroup], _: &[HeldLease]) -> Result<Vec<Rewound>, WorkError> {
+        self.context.session.rewinds(&self.context.partitions.borrow())
     }
 
-    fn share_rewinds(&self, one: &str, other: &str) -> bool {
-        (one == DEFAULT_DESTINATION) == (other == DEFAULT_DESTINATION)
-    }
-
-    fn due_counters(&self) -> DueCounters {
-        let seen = self.context.seen.borrow();
-        DueCounters {
-            schedules: seen.schedules,
-            unblocks: seen.unblocks,
-        }
+    fn schedules(&self) -> u32 {
+        self.context.seen.borrow().schedules
     }
 
     // ---- a destination ----------------------------------------------------------------------------------------------
@@ -343,15 +318,13 @@ impl Memory for WorkRuntime {
     }
 
     fn peek_rewinds(&self, destination: &str, leases: &[HeldLease]) -> Vec<(Partition, i64)> {
-        let rewinds = self.context.rewinds.borrow();
-        let of = |rewind: &Rewinds| match destination {
-            DEFAULT_DESTINATION => rewind.default,
-            _ => rewind.others,
+        let (rewinds, group) = (self.context.rewinds.borrow(), RewindGroup::of(destination));
+        let is_its = |rewound: &&Rewound| {
+            let is_leased = leases.iter().any(|(partition, _)| *partition == rewound.partition);
+            is_leased && group.lane(rewound.partition) == rewound.lane
         };
-        let is_leased = |rewind: &&Rewinds| leases.iter().any(|(partition, _)| *partition == rewind.partition);
-        let leased = rewinds.iter().filter(is_leased);
-        leased
-            .filter_map(|rewind| Some((rewind.partition, of(rewind)?)))
+        (rewinds.iter().filter(is_its))
+            .map(|rewound| (rewound.partition, rewound.seq))
             .collect()
     }
 }

@@ -13,6 +13,7 @@ use outbox_core::session;
 use outbox_core::standbys::{Replication, Standby, WalPosition};
 use outbox_transport::target::{Kind, split};
 use outbox_worker::protocol::{Arg, Db, ResultRow, Statement, WorkerProtocol, columns, indexes};
+use outbox_worker::rewinds::{RewindLane, Rewound};
 use outbox_worker::{Described, Mapping, empty_mapping};
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -29,15 +30,7 @@ const SETTINGS: &str = "
 /// The shared memory that a worker reads after a claim.
 pub struct SharedState {
     pub open: Vec<OpenTransaction>,
-    pub rewinds: Vec<Rewinds>,
-}
-
-/// The seqs from which a partition must be read again; `None` = no rewind.
-#[derive(Clone, Copy)]
-pub struct Rewinds {
-    pub partition: Partition,
-    pub default: Option<i64>,
-    pub others: Option<i64>,
+    pub rewinds: Vec<Rewound>,
 }
 
 /// The settings and destinations that the worker reads every second.
@@ -56,7 +49,6 @@ pub struct Refreshed {
 pub struct WaitResult {
     counters: Vec<i64>,
     pub worker_changes: i64,
-    pub unblocks: u32,
     pub schedules: u32,
     /// Whether a statement needs the database without workers.
     pub is_vacated: bool,
@@ -298,8 +290,7 @@ impl WorkerSession {
         let leaves = counters.pop().unwrap_or_default();
         Ok(WaitResult {
             worker_changes: counters.get(1).copied().unwrap_or_default(),
-            unblocks: counters.get(2).copied().unwrap_or_default() as u32,
-            schedules: counters.get(3).copied().unwrap_or_default() as u32,
+            schedules: counters.get(2).copied().unwrap_or_default() as u32,
             counters,
             is_vacated: leaves != 0,
             must_terminate: leaves == 1,
@@ -313,17 +304,17 @@ impl WorkerSession {
 
     // ---- messages ---------------------------------------------------------------------------------------------------
 
-    /// Takes the rewinds of partitions. Called before a claim.
-    pub fn rewinds(&self, partitions: &[Partition]) -> Result<Vec<Rewinds>, WorkError> {
+    /// Takes the rewinds of partitions. Called before the claims of a pass.
+    pub fn rewinds(&self, partitions: &[Partition]) -> Result<Vec<Rewound>, WorkError> {
         let sql = "select outbox_internal.work_rewinds($1)";
-        let lows = (self.db()).one(Statement::Text(sql), &[indexes(partitions)], |row| row.bigints(0))?;
-        Ok(rewinds(partitions, lows))
+        let flat = (self.db()).one(Statement::Text(sql), &[indexes(partitions)], |row| row.bigints(0))?;
+        rewinds(&flat)
     }
 
     /// Reads the open transactions and the rewinds. Called after a claim.
     pub fn shared_state(&self, partitions: &[Partition]) -> Result<SharedState, WorkError> {
         let flat = (self.db()).one(SHARED_STATE, &[indexes(partitions)], |row| row.bigints(0))?;
-        shared_state(partitions, flat)
+        shared_state(&flat)
     }
 
     /// Claims, and then reads shared memory. Both statements are sent together; the server runs them in this order.
@@ -336,7 +327,7 @@ impl WorkerSession {
         self.db().query_next(SHARED_STATE, partitions)?;
         let claimed = self.protocol.claim(destination, lanes);
         let flat = self.db().take_next(|row| row.bigints(0));
-        Ok((claimed?.batch, flat.and_then(|flat| shared_state(partitions, flat))))
+        Ok((claimed?.batch, flat.and_then(|flat| shared_state(&flat))))
     }
 
     /// Claims with a lock timeout of 20 ms, and does not read shared memory.
@@ -350,19 +341,22 @@ impl WorkerSession {
 
 const SHARED_STATE: Statement = Statement::Text("select outbox_internal.work_shared_state($1)");
 
-/// Decodes rewinds: two numbers for each partition, in the order of the partitions; negative = no rewind.
-fn rewinds(partitions: &[Partition], lows: Vec<i64>) -> Vec<Rewinds> {
-    let seq = |low: i64| (low >= 0).then_some(low);
-    (partitions.iter().zip(lows.chunks_exact(2)))
-        .map(|(partition, lows)| Rewinds {
-            partition: *partition,
-            default: seq(lows[0]),
-            others: seq(lows[1]),
-        })
-        .collect()
+/// Decodes rewinds: partition, lane and seq of each.
+fn rewinds(flat: &[i64]) -> Result<Vec<Rewound>, WorkError> {
+    let decode = |numbers: &[i64]| {
+        let partition = Partition::new(numbers[0]).ok()?;
+        let lane = RewindLane::new(partition, numbers[1])?;
+        let seq = numbers[2];
+        Some(Rewound { partition, lane, seq })
+    };
+    let (rewinds, rest) = flat.as_chunks::<3>();
+    let decoded: Option<Vec<Rewound>> = rewinds.iter().map(|numbers| decode(numbers)).collect();
+    decoded
+        .filter(|_| rest.is_empty())
+        .ok_or_else(|| unexpected("a rewind cannot be read"))
 }
 
-fn shared_state(partitions: &[Partition], flat: Vec<i64>) -> Result<SharedState, WorkError> {
+fn shared_state(flat: &[i64]) -> Result<SharedState, WorkError> {
     let mut numbers = flat.iter().copied();
     let mut next = || {
         numbers
@@ -380,12 +374,6 @@ fn shared_state(partitions: &[Partition], flat: Vec<i64>) -> Result<SharedState,
         }
         open.push(OpenTransaction { low, filter });
     }
-    let lows: Vec<i64> = numbers.collect();
-    if lows.len() != 2 * partitions.len() {
-        return Err(unexpected("the shared state has another number of partitions"));
-    }
-    Ok(SharedState {
-        open,
-        rewinds: rewinds(partitions, lows),
-    })
+    let rewinds = rewinds(&numbers.collect::<Vec<i64>>())?;
+    Ok(SharedState { open, rewinds })
 }

@@ -59,8 +59,12 @@ impl Tables for WorkContext {
         self.session.protocol.bring_due(leases)
     }
 
-    fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<BlockedKey>, WorkError> {
-        self.session.protocol.blocked_keys(partitions)
+    fn blocked_keys(&self, destination: &str, partitions: &[Partition]) -> Result<Vec<BlockedKey>, WorkError> {
+        self.session.protocol.blocked_keys(destination, partitions)
+    }
+
+    fn destinations_with_messages(&self) -> Result<Vec<String>, WorkError> {
+        self.session.protocol.destinations_with_messages()
     }
 
     fn is_locked(error: &WorkError) -> bool {

@@ -56,7 +56,7 @@ impl Desk {
         for event in self.publisher.drain() {
             match event {
                 PublisherEvent::State(state) => self.states.push(state),
-                PublisherEvent::Died(text) => self.died = Some(text),
+                PublisherEvent::Ended(died) => self.died = died,
                 PublisherEvent::Outcomes(outcomes) => {
                     for Answered { handle, outcome, at } in outcomes {
                         let before = self.outcomes.insert(handle, outcome);

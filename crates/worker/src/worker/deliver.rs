@@ -1,16 +1,30 @@
 //! The phases of a pass that take messages and settle them. A part of [`Worker`].
 //!
-//! 1. Each destination hands over what is ready, and decides how many messages it may take.
-//! 2. Steps that may wait for the disk or for a lock. Before each, ready messages of the fast path are received.
-//!    For each destination: settle first if it must, report, take rewinds, bring back due messages if no destination of
-//!    this pass has, claim and hand over. Then for each: settle what is due.
+//! 1. The rewinds of all destinations are taken. From time to time a survey finds those that have messages.
+//! 2. Each destination hands over what is ready, and decides how many messages it may take.
+//! 3. Due messages of all destinations are brought back, if any destination may claim.
+//! 4. Steps that may wait for the disk or for a lock. Before each, ready messages of the fast path are received, and the
+//!    leases are renewed if that is due. For each destination: settle first if it must, report, claim and hand over. Then
+//!    for each: settle what is due.
+//!
+//! Destinations that sleep join the pass when something comes for them.
 
-use super::{Pause, Worker};
+use super::{Pause, SOON, Worker};
 use crate::destination::{Destination, give_up};
+use crate::rewinds::{RewindLane, Rewound};
 use crate::runtime::Runtime;
-use outbox_core::engine::{Arrived, Sharing, claimable};
+use outbox_core::engine::{Arrived, Sharing, Tables as _, claimable};
 use outbox_core::standbys::{Replication, Standby, WalPosition};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
+use std::time::Duration;
+
+/// This number of destinations read their lanes for rewinds that they share. If there are more, a survey finds those that
+/// have messages.
+const CLAIMS_WITHOUT_SURVEY: usize = 4;
+/// The most states that are reported in a pass, so that a thousand connections that change at once delay no message.
+const REPORTS_MAX: usize = 10;
+/// How often all lanes are read from their start, to find rows that no rewind announced.
+const SWEEP_EVERY: Duration = Duration::from_secs(30);
 
 /// A step of a pass. The number is the index of a destination.
 #[derive(Clone, Copy, Debug)]
@@ -25,8 +39,14 @@ enum Step {
 struct Delivered {
     /// The number of messages taken.
     messages: usize,
+    /// The steps that are left.
+    steps: VecDeque<Step>,
     /// The destinations whose claims have begun.
-    served: Vec<usize>,
+    served: HashSet<usize>,
+    /// The destinations that try a message alone.
+    alone: HashSet<usize>,
+    /// The number of states that were reported.
+    reports: usize,
     /// Whether due messages were brought back, as far as they were due, so that the next pass may wait for others.
     has_brought_due: bool,
     /// How long to wait after the pass, in ms.
@@ -44,26 +64,47 @@ impl<R: Runtime> Worker<R> {
     pub(super) fn deliver(&mut self, pause: &mut Pause) -> Result<(usize, u32), R::Error> {
         let mut delivered = Delivered {
             messages: 0,
-            served: Vec::new(),
+            steps: VecDeque::new(),
+            served: HashSet::new(),
+            alone: HashSet::new(),
+            reports: 0,
             has_brought_due: false,
             wait_ms: self.common.settings.idle_backoff_ms,
         };
         self.check_standbys(pause)?;
-        (0..self.destinations.len()).for_each(|index| self.set_allowance(index)); // it also decides that one may not claim
-        let common = &self.common;
-        (self.destinations.iter_mut()).for_each(|destination| destination.give_back(common));
+        let rewound = self.take_rewinds(pause)?;
+        self.survey(rewound, pause)?;
+        for index in self.roster.active() {
+            self.note_alone(index, &mut delivered);
+        }
+        for index in self.roster.active() {
+            self.set_allowance(index, &delivered); // it also decides that one may not claim
+        }
+        for index in self.roster.active() {
+            self.destinations[index].give_back(&self.common);
+        }
         let (last, first): (Vec<usize>, Vec<usize>) =
-            (0..self.destinations.len()).partition(|index| self.destinations[*index].must_settle());
-        let mut steps: VecDeque<Step> = first.into_iter().chain(last).map(Step::Serve).collect();
-        while let Some(step) = steps.pop_front() {
+            (self.roster.active()).partition(|index| self.destinations[*index].must_settle());
+        delivered.steps = first.into_iter().chain(last).map(Step::Serve).collect();
+        if let Err(error) = self.bring_due(&mut delivered) {
+            pause.shorten(self.common.runtime.failed(error)?);
+        }
+        if delivered.steps.is_empty() {
+            self.receive(&mut delivered);
+        }
+        while let Some(step) = delivered.steps.pop_front() {
             if self.common.runtime.is_ending() && !matches!(step, Step::Settle(_)) {
                 continue;
+            }
+            // Not right before a claim: what must be settled before it would be missed.
+            if let Step::Serve(_) | Step::Settle(_) = step {
+                self.keep_leases(&mut delivered, pause)?;
             }
             if self.may_wait(step) {
                 self.receive(&mut delivered);
             }
             // A step that fails does not stop those of other destinations.
-            if let Err(error) = self.take_step(step, &mut steps, &mut delivered, pause) {
+            if let Err(error) = self.take_step(step, &mut delivered) {
                 pause.shorten(self.common.runtime.failed(error)?);
                 if matches!(step, Step::Settle(_)) && self.retry_at.is_some() {
                     break; // the database fails, not this destination alone
@@ -89,41 +130,50 @@ impl<R: Runtime> Worker<R> {
         }
     }
 
-    fn take_step(
-        &mut self,
-        step: Step,
-        steps: &mut VecDeque<Step>,
-        delivered: &mut Delivered,
-        pause: &mut Pause,
-    ) -> Result<(), R::Error> {
+    /// Renews the leases between two steps, if that is due: the steps of many destinations take long together.
+    fn keep_leases(&mut self, delivered: &mut Delivered, pause: &mut Pause) -> Result<(), R::Error> {
+        let now = self.common.runtime.now();
+        if now < self.leases_due || self.retry_at.is_some() || self.common.runtime.is_ending() {
+            return Ok(());
+        }
+        delivered.wait_at_most(0); // what the leases change is for the next pass
+        if let Err(error) = self.tend_leases(now) {
+            self.retry_at = Some(now + SOON);
+            pause.shorten(self.common.runtime.failed(error)?);
+        }
+        Ok(())
+    }
+
+    fn take_step(&mut self, step: Step, delivered: &mut Delivered) -> Result<(), R::Error> {
         match step {
             Step::Serve(index) => {
                 self.destinations[index].give_back(&self.common);
-                steps.push_front(match self.destinations[index].must_settle() {
-                    true => Step::SettleFirst(index),
-                    false => Step::Claim(index),
-                });
+                delivered
+                    .steps
+                    .push_front(match self.destinations[index].must_settle() {
+                        true => Step::SettleFirst(index),
+                        false => Step::Claim(index),
+                    });
             }
             Step::SettleFirst(index) => match self.settle_some(index)? {
-                true => steps.push_front(step),
+                true => delivered.steps.push_front(step),
                 false => {
-                    self.set_allowance(index);
-                    steps.push_front(Step::Claim(index));
+                    self.set_allowance(index, delivered);
+                    delivered.steps.push_front(Step::Claim(index));
                 }
             },
             Step::Claim(index) => {
-                steps.push_back(Step::Settle(index)); // also if nothing can be claimed
-                delivered.served.push(index);
-                self.destinations[index].report(&self.common)?;
-                let may_claim = self.may_claim(index);
-                if may_claim && self.destinations[index].takes_due() {
-                    self.take_rewinds(index, pause)?;
-                    if !delivered.has_brought_due {
-                        self.bring_due()?;
-                        delivered.has_brought_due = true;
-                    }
+                delivered.steps.push_back(Step::Settle(index)); // also if nothing can be claimed
+                delivered.served.insert(index);
+                if delivered.reports < REPORTS_MAX {
+                    delivered.reports += usize::from(self.destinations[index].report(&self.common)?);
+                } else {
+                    delivered.wait_at_most(0); // the next pass reports it
                 }
-                let (messages, wait_ms) = self.destinations[index].claim(&self.common, may_claim)?;
+                let may_claim = self.may_claim(index, delivered);
+                let claimed = self.destinations[index].claim(&self.common, may_claim);
+                self.note_alone(index, delivered);
+                let (messages, wait_ms) = claimed?;
                 delivered.messages += messages;
                 delivered.wait_at_most(wait_ms);
             }
@@ -131,7 +181,7 @@ impl<R: Runtime> Worker<R> {
                 if self.destinations[index].is_settle_due(&self.common) {
                     let had_room = self.destinations[index].has_room(&self.common);
                     if self.settle_some(index)? {
-                        steps.push_front(step);
+                        delivered.steps.push_front(step);
                     }
                     if !had_room && self.destinations[index].has_room(&self.common) {
                         delivered.wait_at_most(0); // the claim of this pass came too early
@@ -145,9 +195,17 @@ impl<R: Runtime> Worker<R> {
         Ok(())
     }
 
-    fn set_allowance(&mut self, index: usize) {
-        let may_claim = self.may_claim(index);
+    fn set_allowance(&mut self, index: usize, delivered: &Delivered) {
+        let may_claim = self.may_claim(index, delivered);
         self.destinations[index].set_allowance(&self.common, may_claim);
+    }
+
+    /// Lets a destination that sleeps join the pass, because something has come for it.
+    fn join(&mut self, index: usize, delivered: &mut Delivered) {
+        if self.wake(index) {
+            self.set_allowance(index, delivered);
+            delivered.steps.push_back(Step::Serve(index));
+        }
     }
 
     fn settle_some(&mut self, index: usize) -> Result<bool, R::Error> {
@@ -158,83 +216,147 @@ impl<R: Runtime> Worker<R> {
 
     /// Whether this destination may claim. Not while another one tries a message alone: if that message crashes the
     /// worker, the crash would be charged to every message claimed with it.
-    fn may_claim(&self, index: usize) -> bool {
-        let mut others = (self.destinations.iter().enumerate()).filter(|(other, _)| *other != index);
-        self.retry_at.is_none() && others.all(|(_, other)| !other.tries_one_alone())
+    fn may_claim(&self, index: usize, delivered: &Delivered) -> bool {
+        self.retry_at.is_none() && delivered.alone.iter().all(|alone| *alone == index)
+    }
+
+    /// Records whether a destination tries a message alone now.
+    fn note_alone(&self, index: usize, delivered: &mut Delivered) {
+        match self.destinations[index].tries_one_alone() {
+            true => _ = delivered.alone.insert(index),
+            false => _ = delivered.alone.remove(&index),
+        }
     }
 
     /// Takes ready messages from the fast path for all destinations. Those that a destination may not take now are read
     /// from the table.
     fn receive(&mut self, delivered: &mut Delivered) {
         let mut ready = self.common.runtime.take_ready();
-        for index in 0..self.destinations.len() {
-            if ready.is_empty() {
-                return;
-            }
-            let name = &self.destinations[index].name;
-            let is_its = |arrived: &mut Arrived| *arrived.pointer.destination == **name;
+        while let Some(first) = ready.first() {
+            let name = first.pointer.destination.clone();
+            let is_its = |arrived: &mut Arrived| arrived.pointer.destination == name;
             let arrived: Vec<Arrived> = ready.extract_if(.., is_its).collect();
-            if !arrived.is_empty() {
-                let (may_claim, count) = (self.may_claim(index), arrived.len());
-                let taken = self.destinations[index].receive(&self.common, arrived, may_claim);
-                delivered.messages += taken;
-                if taken < count && delivered.served.contains(&index) {
-                    delivered.wait_at_most(0); // its claim of this pass came too early for those that were given up
-                }
+            let Some(index) = self.roster.find(&name) else {
+                give_up(&self.common.runtime, arrived); // it was dropped
+                continue;
+            };
+            self.join(index, delivered);
+            let (may_claim, count) = (self.may_claim(index, delivered), arrived.len());
+            let taken = self.destinations[index].receive(&self.common, arrived, may_claim);
+            self.note_alone(index, delivered);
+            delivered.messages += taken;
+            if taken < count && delivered.served.contains(&index) {
+                delivered.wait_at_most(0); // its claim of this pass came too early for those that were given up
             }
         }
-        give_up(&self.common.runtime, ready); // of destinations that were dropped
     }
 
     // ---- rewinds and due messages -----------------------------------------------------------------------------------
 
-    /// Takes the rewinds of a destination's lanes before its claim. Others may share them.
-    fn take_rewinds(&mut self, index: usize, pause: &mut Pause) -> Result<(), R::Error> {
-        let (runtime, destination) = (&self.common.runtime, &self.destinations[index]);
+    /// Takes the rewinds of all lanes, before any claim of the pass, unless nothing may be claimed. Returns the number of
+    /// destinations that must read for them, although a message may be for one of them alone.
+    fn take_rewinds(&mut self, pause: &mut Pause) -> Result<usize, R::Error> {
         let leases = claimable(&self.leases.held, &self.leases.leaving);
-        match runtime.take_rewinds(&destination.name, &leases) {
+        if leases.is_empty() || self.common.rests || self.retry_at.is_some() {
+            return Ok(0);
+        }
+        let mut rewound = HashSet::new();
+        match self.common.runtime.take_rewinds(&self.roster.groups(), &leases) {
             Ok(rewinds) => {
-                let name = destination.name.clone();
-                let shares = |other: &&mut Destination<R>| runtime.share_rewinds(&name, &other.name);
-                for other in self.destinations.iter_mut().filter(shares) {
-                    rewinds
-                        .iter()
-                        .for_each(|(partition, seq)| other.rewind(*partition, *seq));
+                for Rewound { partition, lane, seq } in rewinds {
+                    if lane == RewindLane::UNBLOCKED {
+                        for index in 0..self.destinations.len() {
+                            if self.destinations[index].unblock(partition, seq) {
+                                self.wake(index);
+                            }
+                        }
+                        continue;
+                    }
+                    for index in self.roster.in_lane(|group| group.lane(partition) == lane) {
+                        self.destinations[index].rewind(partition, seq);
+                        self.wake(index);
+                        rewound.insert(index);
+                    }
                 }
             }
             // Some may have been taken and then lost on the way, so all lanes are read from the start.
             Err(error) => {
-                pause.shorten(runtime.failed(error)?);
-                for other in &mut self.destinations {
-                    leases.iter().for_each(|(partition, _)| other.rewind(*partition, 1));
+                pause.shorten(self.common.runtime.failed(error)?);
+                for index in 0..self.destinations.len() {
+                    let destination = &mut self.destinations[index];
+                    leases
+                        .iter()
+                        .for_each(|(partition, _)| destination.rewind(*partition, 1));
+                    leases
+                        .iter()
+                        .for_each(|(partition, _)| _ = destination.unblock(*partition, 1));
+                    self.wake(index);
+                    rewound.insert(index);
                 }
             }
+        }
+        Ok(rewound.len())
+    }
+
+    /// Finds the destinations that have messages, among those that must read: for rewinds that they share, in new leases,
+    /// and every `SWEEP_EVERY` in all, for rows that no rewind announced. One statement, whatever the number of
+    /// destinations; those without messages need none of their own. Called after the rewinds were taken.
+    fn survey(&mut self, rewound: usize, pause: &mut Pause) -> Result<(), R::Error> {
+        let now = self.common.runtime.now();
+        let is_idle = self.leases.held.is_empty() || self.common.rests || self.retry_at.is_some();
+        let is_sweep = now >= self.sweep_due;
+        if is_idle || !(is_sweep || self.are_leases_new || rewound > CLAIMS_WITHOUT_SURVEY) {
+            return Ok(());
+        }
+        if is_sweep || self.are_leases_new {
+            (0..self.destinations.len()).for_each(|index| _ = self.wake(index));
+        }
+        let found: HashSet<String> = match self.common.runtime.tables().destinations_with_messages() {
+            Ok(found) => found.into_iter().collect(),
+            Err(error) => {
+                pause.shorten(self.common.runtime.failed(error)?);
+                return Ok(());
+            }
+        };
+        self.are_leases_new = false;
+        for index in self.roster.active() {
+            let destination = &mut self.destinations[index];
+            let has_none = !found.contains(&destination.name) && destination.found_none();
+            if is_sweep && !has_none {
+                destination.reread_all();
+            }
+        }
+        if is_sweep {
+            self.sweep_due = now + SWEEP_EVERY;
         }
         Ok(())
     }
 
     /// Brings due messages back to `outbox`, for all destinations.
-    fn bring_due(&mut self) -> Result<(), R::Error> {
+    fn bring_due(&mut self, delivered: &mut Delivered) -> Result<(), R::Error> {
+        let takes_due = |destination: &Destination<R>| destination.takes_due();
+        if self.retry_at.is_some() || !self.destinations.iter().any(takes_due) {
+            return Ok(());
+        }
         let (has_read_limit, now_ms) = (self.has_read_limit(), self.common.now_ms());
         let leases = claimable(&self.leases.held, &self.leases.leaving);
         let leased = (self.sharing == Sharing::Leases).then_some(leases.as_slice());
-        let (runtime, destinations) = (&self.common.runtime, &mut self.destinations);
-        let rewind = |name: &str, partition, seq| {
-            if let Some(destination) = destinations.iter_mut().find(|destination| destination.name == name) {
-                destination.rewind(partition, seq);
-            }
-        };
-        let counters = runtime.due_counters();
-        let are_unblocked = (self.due).bring_due(runtime.tables(), leased, counters, now_ms, has_read_limit, rewind)?;
-        if are_unblocked {
-            self.destinations.iter_mut().for_each(Destination::reread_all);
+        let mut moved = Vec::new();
+        let rewind =
+            |name: &str, partition, seq| moved.extend(self.roster.find(name).map(|index| (index, partition, seq)));
+        let (runtime, schedules) = (&self.common.runtime, self.common.runtime.schedules());
+        (self.due).bring_due(runtime.tables(), leased, schedules, now_ms, has_read_limit, rewind)?;
+        for (index, partition, seq) in moved {
+            self.destinations[index].rewind(partition, seq);
+            self.join(index, delivered);
         }
+        delivered.has_brought_due = true;
         Ok(())
     }
 
     fn has_read_limit(&self) -> bool {
-        let mut destinations = self.destinations.iter();
-        destinations.any(|destination| destination.has_read_limit(&self.common))
+        let mut active = self.roster.active();
+        active.any(|index| self.destinations[index].has_read_limit(&self.common))
     }
 
     // ---- standbys ---------------------------------------------------------------------------------------------------
@@ -255,24 +377,30 @@ impl<R: Runtime> Worker<R> {
     }
 
     fn read_standbys(&mut self) -> Result<Option<u32>, R::Error> {
-        let awaited = |destinations: &[Destination<R>]| destinations.iter().filter_map(Destination::awaited_wal).max();
-        let are_new = self.destinations.iter().any(Destination::lacks_wal_position);
+        let mut active = self.roster.active();
+        let are_new = active.any(|index| self.destinations[index].lacks_wal_position());
         let now_ms = self.common.now_ms();
         let is_due = |needed| self.common.standbys.is_check_due(needed, now_ms);
-        let was_awaited = awaited(&self.destinations).is_some_and(|needed| !self.common.standbys.may_send(needed));
-        if are_new || awaited(&self.destinations).is_some_and(is_due) {
+        let was_awaited = (self.awaited_wal()).is_some_and(|needed| !self.common.standbys.may_send(needed));
+        if are_new || self.awaited_wal().is_some_and(is_due) {
             let Replication { durable, connected } = self.common.runtime.replication()?;
-            for destination in &mut self.destinations {
-                destination.set_wal_position(durable);
+            for index in self.roster.active() {
+                self.destinations[index].set_wal_position(durable);
             }
-            self.take_replication(&connected, awaited(&self.destinations).unwrap_or(durable), now_ms);
+            self.take_replication(&connected, self.awaited_wal().unwrap_or(durable), now_ms);
         }
         let standbys = &self.common.standbys;
-        Ok(match awaited(&self.destinations) {
+        Ok(match self.awaited_wal() {
             None => None,
             Some(needed) if !standbys.may_send(needed) => Some(standbys.checks_in_ms(now_ms) as u32),
             Some(_) => (are_new || was_awaited).then_some(0), // the next pass hands them over
         })
+    }
+
+    /// The position in WAL that the standbys must have before all ready messages are handed over.
+    fn awaited_wal(&self) -> Option<WalPosition> {
+        let active = self.roster.active();
+        active.filter_map(|index| self.destinations[index].awaited_wal()).max()
     }
 
     /// Takes over what the standbys have, for messages that need WAL up to `needed`.

@@ -23,6 +23,8 @@ impl<R: Runtime> Worker<R> {
     /// messages and the leases. `wait` waits for answers, no longer than the given time.
     pub fn finish(&mut self, timeouts: &FinishTimeouts, wait: &mut dyn FnMut(&Self, Duration)) -> Result<(), R::Error> {
         self.common.rests = true;
+        self.wake_all();
+        self.gather();
         let began = self.common.runtime.now();
         let deadline = began + timeouts.outcomes;
         self.destinations.iter().for_each(Destination::wake_on_each);

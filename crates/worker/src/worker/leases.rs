@@ -111,10 +111,13 @@ impl<R: Runtime> Worker<R> {
             let runtime = &self.common.runtime;
             runtime.log(None, format_args!("owns {} partitions", held.len()));
         }
-        for destination in &mut self.destinations {
-            destination.set_leases(&held, &decided.leaving);
+        if (&held, &decided.leaving) != (&self.leases.held, &self.leases.leaving) {
+            for destination in &mut self.destinations {
+                destination.set_leases(&held, &decided.leaving);
+            }
+            self.are_leases_new = true;
+            self.leases.leaving.clone_from(&decided.leaving);
         }
-        self.leases.leaving.clone_from(&decided.leaving);
         (self.leases.held, self.leases.desired) = (held, decided.desired);
     }
 }

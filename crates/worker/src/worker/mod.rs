@@ -1,12 +1,15 @@
 //! The pass of a worker, called by the loop of its process on the worker's thread: outcomes of the publishers; settings
 //! and leases (`refresh`, `leases`); then messages (`deliver`). A step that fails is logged and tried again, and the
 //! others go on. While a lease lasts, messages claimed under it are settled, even if a heartbeat failed.
+//!
+//! Only destinations with something to do take part in a pass (`roster`), so a thousand others cost it nothing.
 
 mod deliver;
 mod finish;
 mod leases;
 mod refresh;
 mod request;
+mod roster;
 
 pub use finish::FinishTimeouts;
 
@@ -19,6 +22,7 @@ use outbox_core::engine::{DueSchedule, HeldLease, Sharing};
 use outbox_core::settle::Ended;
 use outbox_core::standbys::Progress;
 use request::Task;
+use roster::Roster;
 use std::time::{Duration, Instant};
 
 /// How long to wait after settings or leases could not be read. Leases are checked this often while a partition must be
@@ -39,11 +43,16 @@ pub enum Pass {
 pub struct Worker<R: Runtime> {
     common: Common<R>,
     destinations: Vec<Destination<R>>,
+    roster: Roster,
     /// The last descriptions from the catalogs.
     described: Vec<Described>,
     sharing: Sharing,
     leases: Leases,
     due: DueSchedule,
+    /// Whether leases have changed since the last survey.
+    are_leases_new: bool,
+    /// When all lanes are read from their start.
+    sweep_due: Instant,
     /// Whether the last pass claimed nothing.
     is_idle: bool,
     /// Whether this worker does the tasks that only one worker of the database does.
@@ -87,10 +96,13 @@ impl<R: Runtime> Worker<R> {
                 standbys: Progress::default(),
             },
             destinations: Vec::new(),
+            roster: Roster::default(),
             described: Vec::new(),
             sharing,
             leases: Leases::default(),
             due: DueSchedule::default(),
+            are_leases_new: true,
+            sweep_due: now,
             is_idle: false,
             is_first: false,
             worker_changes: None,
@@ -170,15 +182,18 @@ impl<R: Runtime> Worker<R> {
         let orders = runtime.orders();
         self.begin_to_leave(&orders, now);
         self.take_up(&orders, now);
-        for destination in &mut self.destinations {
+        self.take_recheck_requests();
+        self.gather();
+        for index in self.roster.active() {
+            let destination = &mut self.destinations[index];
+            destination.take_outcomes(&self.common, now);
             if !self.common.leaves {
                 destination.ensure(&self.common);
             }
-            destination.take_outcomes(&self.common, now);
-            self.refreshes_at_once |= destination.take_recheck_request(&self.common);
         }
         self.check_clock(now);
         let mut pause = Pause::default();
+        self.remove_retired(&mut pause)?;
         if self.retry_at.is_none_or(|at| now >= at) {
             match self.refresh(now) {
                 Ok(true) => return Ok(Pass::NewSession),
@@ -190,20 +205,21 @@ impl<R: Runtime> Worker<R> {
             }
         }
         self.rest(&orders, now);
+        self.gather();
         if !self.common.leaves {
-            let runtime = &self.common.runtime;
-            // Each may wait for a connection to close.
-            for destination in self.destinations.iter_mut().take_while(|_| !runtime.is_ending()) {
-                destination.recheck(&self.common);
+            for index in self.roster.active() {
+                self.destinations[index].recheck(&self.common);
             }
         }
         let (claimed, wait_ms) = self.deliver(&mut pause)?;
         let in_ms = |at: Instant| at.saturating_duration_since(self.common.runtime.now()).as_millis() as u32;
+        let wait_ms = wait_ms.min(self.roster.wakes_in_ms(self.common.now_ms()));
         // The leases are renewed in time although an idle worker waits longer.
         let wait_ms = self.retry_at.map_or(wait_ms.min(in_ms(self.leases_due)), in_ms);
         let wait_ms = wait_ms.min(pause.ms.unwrap_or(u32::MAX));
         self.is_idle = claimed == 0;
-        for destination in &mut self.destinations {
+        for index in self.roster.active() {
+            let destination = &mut self.destinations[index];
             destination.record_in_flight(&self.common);
             destination.free_slots(&self.common);
         }
@@ -220,8 +236,13 @@ impl<R: Runtime> Worker<R> {
     /// Called before each wait of `wait_ms`: sets which answers end it. Returns the longest wait, in ms. `polls`:
     /// answers cannot wake this worker, so it polls for them after this time, in ms.
     pub fn arm_wake(&mut self, wait_ms: u32, polls: Option<u32>) -> u32 {
-        let common = &self.common;
-        let by = (self.destinations.iter_mut()).filter_map(|destination| destination.arm_wake(common, polls));
+        let Self {
+            common,
+            destinations,
+            roster,
+            ..
+        } = self;
+        let by = (roster.active()).filter_map(|index| destinations[index].arm_wake(common, polls));
         by.min().map_or(wait_ms, |by| wait_ms.min(by))
     }
 
@@ -231,9 +252,10 @@ impl<R: Runtime> Worker<R> {
         {
             self.leaves_by = Some(now + limit / 2);
             self.common.leaves = true;
-            self.destinations
-                .iter()
-                .for_each(|destination| destination.request_stop(limit));
+            for destination in &mut self.destinations {
+                destination.wake();
+                destination.request_stop(limit);
+            }
         }
     }
 
@@ -247,8 +269,13 @@ impl<R: Runtime> Worker<R> {
     fn rest(&mut self, orders: &Orders, now: Instant) {
         let has_no_share = orders.share_by.is_some_and(|by| !self.has_its_share(by, now));
         let is_over = self.leases.are_over(self.common.runtime.boottime_ns());
-        (self.common.held, self.common.once) = (orders.held, orders.once);
-        self.common.rests = self.common.leaves || orders.rests || orders.held.is_some() || has_no_share || is_over;
+        let rests = self.common.leaves || orders.rests || orders.held.is_some() || has_no_share || is_over;
+        let common = &mut self.common;
+        let before = (common.held, common.once, common.rests);
+        (common.held, common.once, common.rests) = (orders.held, orders.once, rests);
+        if before != (orders.held, orders.once, rests) {
+            self.wake_all();
+        }
     }
 
     fn has_its_share(&self, by: Instant, now: Instant) -> bool {
@@ -266,9 +293,10 @@ impl<R: Runtime> Worker<R> {
     /// Reports the pass to the runtime.
     fn end_pass(&mut self, began: Instant, claimed: usize, wait_ms: u32, is_at_rest: bool) {
         let mut ended = Ended::default();
-        for destination in &mut self.destinations {
-            ended.add(destination.take_ended());
+        for index in self.roster.active() {
+            ended.add(self.destinations[index].take_ended());
         }
+        let (outstanding, awaits) = self.in_flight();
         let report = std::mem::take(&mut self.report);
         let runtime = &self.common.runtime;
         runtime.end_pass(PassEnd {
@@ -284,9 +312,16 @@ impl<R: Runtime> Worker<R> {
                 ..report
             },
             is_at_rest,
-            in_flight: self.outstanding(),
-            awaits: self.destinations.iter().any(Destination::awaits),
+            in_flight: outstanding,
+            awaits,
         });
+        let Self {
+            common,
+            destinations,
+            roster,
+            ..
+        } = self;
+        roster.active().for_each(|index| destinations[index].end_pass(common));
     }
 }
 

@@ -1,11 +1,12 @@
 //! Changed settings and destinations. A part of [`Worker`].
 
 use super::Worker;
-use crate::destination::{Destination, STOP_LIMIT};
+use crate::destination::Destination;
 use crate::runtime::{Changes, Refresh, Runtime};
 use crate::settings::{Described, WorkerSettings};
 use outbox_core::standbys::Progress;
-use std::time::{Duration, Instant};
+use std::collections::HashSet;
+use std::time::Instant;
 
 impl<R: Runtime> Worker<R> {
     /// Reads the settings, then tends the leases. The settings come first: a change of them may be what ends a failure.
@@ -33,7 +34,11 @@ impl<R: Runtime> Worker<R> {
                     settings,
                     described,
                 } = *news;
-                self.common.not_adopted = not_adopted;
+                if not_adopted != self.common.not_adopted {
+                    self.common.not_adopted = not_adopted;
+                    self.sweep_due = self.common.runtime.now(); // nothing announced the rows of a restored dump
+                    self.wake_all();
+                }
                 if let Some(settings) = settings.filter(|settings| *settings != self.common.settings) {
                     self.take_settings(settings);
                 }
@@ -59,11 +64,8 @@ impl<R: Runtime> Worker<R> {
     /// Takes over the described destinations: adds new ones, updates known ones, and retires dropped ones.
     pub fn describe(&mut self, described: Vec<Described>) {
         for description in &described {
-            if self.common.runtime.is_ending() {
-                return; // each may wait for a connection to close
-            }
-            match (self.destinations.iter_mut()).find(|known| known.name == description.name) {
-                Some(known) => known.describe(&self.common, description),
+            match self.roster.find(&description.name) {
+                Some(known) => self.destinations[known].describe(&self.common, description),
                 None => {
                     let mut new = {
                         let (held, leaving) = (&self.leases.held, &self.leases.leaving);
@@ -76,23 +78,10 @@ impl<R: Runtime> Worker<R> {
                 }
             }
         }
-        let gone = |destination: &mut Destination<R>| described.iter().all(|still| still.name != destination.name);
-        for mut destination in self.destinations.extract_if(.., gone) {
-            let runtime = &self.common.runtime;
-            let limit = if runtime.is_ending() {
-                Duration::ZERO
-            } else {
-                STOP_LIMIT
-            };
-            if let Err(error) = destination.retire(&self.common, limit) {
-                // Its unsettled messages are sent again when their lanes are read again.
-                _ = runtime.failed(error);
-            }
-            destination.free_slots(&self.common);
-        }
-        self.common.serves_several = self.destinations.len() > 1;
-        let names: Vec<&str> = described.iter().map(|described| described.name.as_str()).collect();
-        self.common.runtime.serves(&names);
+        let names: HashSet<&str> = described.iter().map(|described| described.name.as_str()).collect();
+        let gone = |destination: &&mut Destination<R>| !names.contains(destination.name.as_str());
+        (self.destinations.iter_mut().filter(gone)).for_each(|destination| destination.retire(&self.common));
         self.described = described;
+        self.reindex();
     }
 }

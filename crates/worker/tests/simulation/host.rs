@@ -11,8 +11,7 @@ use super::world::{
     partition_of, plain, settle_one,
 };
 use outbox_core::engine::{
-    Arrived, Batch, Bounds, Claimed, DueCounters, DueMessages, Events, HeldLease, Lane, Settlement, SlotId,
-    StatementTimeout, Tables,
+    Arrived, Batch, Bounds, Claimed, DueMessages, Events, HeldLease, Lane, Settlement, SlotId, StatementTimeout, Tables,
 };
 use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::lease::Lease;
@@ -24,6 +23,7 @@ use outbox_core::settle::{Blocks, Ended, Ending, RetryPolicy, Rules};
 use outbox_core::standbys::{Replication, Standby, Standbys};
 use outbox_transport::target::{Amqp, Certificates, Limits, Protocol, Target};
 use outbox_transport::{AllowList, ExchangeType, NotStarted};
+use outbox_worker::rewinds::{RewindGroup, RewindLane, Rewound};
 use outbox_worker::{
     Changes, ConnectionStatus, LeaseChanges, Orders, PassCounts, PassEnd, Refresh, Tended, WorkerSettings,
 };
@@ -432,28 +432,41 @@ impl outbox_worker::Runtime for Host {
 
     // ---- shared memory ----------------------------------------------------------------------------------------------
 
-    fn take_rewinds(&self, destination: &str, leases: &[HeldLease]) -> Result<Vec<(Partition, i64)>, Failed> {
+    /// Two groups: the others share one.
+    fn rewind_group(&self, destination: &str) -> RewindGroup {
+        RewindGroup::of(DESTINATIONS[class(destination_number(destination))])
+    }
+
+    fn take_rewinds(&self, groups: &[RewindGroup], leases: &[HeldLease]) -> Result<Vec<Rewound>, Failed> {
         self.memory_may_fail()?;
         self.reap();
-        let (worker, destination) = (self.worker, destination_number(destination));
-        let rewind = |partition: Partition| {
-            self.memory(|memory| memory.take_rewind(partition.index(), destination, worker))
-                .map(|seq| (partition, seq))
-        };
-        let rewinds = leases.iter().filter_map(|(partition, _)| rewind(*partition)).collect();
+        let mut rewinds = Vec::new();
+        for (partition, _) in leases {
+            for (class, name) in DESTINATIONS.iter().enumerate().take(2) {
+                let group = RewindGroup::of(name);
+                if groups.contains(&group)
+                    && let Some(seq) = self.memory(|memory| memory.take_rewind(partition.index(), class, self.worker))
+                {
+                    rewinds.push(Rewound {
+                        partition: *partition,
+                        lane: group.lane(*partition),
+                        seq,
+                    });
+                }
+            }
+            let unblocked = self.memory(|memory| memory.take_unblocked(partition.index(), self.worker));
+            rewinds.extend(unblocked.map(|seq| Rewound {
+                partition: *partition,
+                lane: RewindLane::UNBLOCKED,
+                seq,
+            }));
+        }
         self.memory_may_fail()?; // they are taken and then lost on the way
         Ok(rewinds)
     }
 
-    fn share_rewinds(&self, one: &str, other: &str) -> bool {
-        class(destination_number(one)) == class(destination_number(other))
-    }
-
-    fn due_counters(&self) -> DueCounters {
-        self.with(|world| DueCounters {
-            schedules: world.memory.schedules,
-            unblocks: world.memory.unblocks,
-        })
+    fn schedules(&self) -> u32 {
+        self.with(|world| world.memory.schedules)
     }
 
     fn take_ready(&self) -> Vec<Arrived> {
@@ -705,13 +718,22 @@ impl Tables for Host {
         })
     }
 
-    fn blocked_keys(&self, partitions: &[Partition]) -> Result<Vec<BlockedKey>, Failed> {
+    fn destinations_with_messages(&self) -> Result<Vec<String>, Failed> {
+        self.transaction(|world, _| {
+            let found = world.tables.destinations_with_messages().into_iter();
+            found.map(|destination| DESTINATIONS[destination].to_owned()).collect()
+        })
+    }
+
+    fn blocked_keys(&self, destination: &str, partitions: &[Partition]) -> Result<Vec<BlockedKey>, Failed> {
+        let of_destination = destination_number(destination);
         self.transaction(|world, _| {
             if world.config.flaw == Some(Flaw::BlockedKeysForgotten) {
                 return Vec::new();
             }
             let partitions: Vec<u16> = partitions.iter().map(|partition| partition.index()).collect();
             let blocked_keys = world.tables.blocked_keys(&partitions).into_iter();
+            let blocked_keys = blocked_keys.filter(|((_, destination, _), _)| *destination == of_destination);
             let found = blocked_keys.map(|((partition, destination, key), (blocker, followers))| BlockedKey {
                 key: OrderedKey {
                     partition: partition_of(partition),

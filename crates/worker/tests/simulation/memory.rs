@@ -31,11 +31,12 @@ struct Lane {
     owner: usize,
     /// For the default destination, and for the others.
     rewind: [Option<i64>; 2],
+    /// From where on messages may be gone that blocked others.
+    unblocked: Option<i64>,
 }
 
 pub struct Memory {
     pub schedules: u32,
-    pub unblocks: u32,
     /// The transactions that were prepared when the server crashed are in the list.
     pub has_adopted: bool,
     lanes: Vec<Lane>,
@@ -52,7 +53,6 @@ impl Memory {
     pub fn new(partitions: u16, flaw: Option<Flaw>) -> Self {
         Self {
             schedules: 0,
-            unblocks: 0,
             has_adopted: false,
             lanes: vec![Lane::default(); usize::from(partitions)],
             sessions: BTreeMap::new(),
@@ -142,6 +142,16 @@ impl Memory {
         }
         let low = lane.rewind[class(destination)].take();
         low.filter(|_| self.flaw != Some(Flaw::RewindTakenUnread))
+    }
+
+    pub fn unblock(&mut self, partition: u16, seq: i64) {
+        let word = &mut self.lanes[usize::from(partition)].unblocked;
+        *word = Some(word.map_or(seq, |known| known.min(seq)));
+    }
+
+    pub fn take_unblocked(&mut self, partition: u16, worker: usize) -> Option<i64> {
+        let lane = &mut self.lanes[usize::from(partition)];
+        (lane.owner == worker + 1).then(|| lane.unblocked.take()).flatten()
     }
 
     pub fn peek_rewind(&self, partition: u16, destination: usize) -> Option<i64> {

@@ -35,7 +35,8 @@ enum Connection {
 enum Changes {
     State(ConnectionState),
     Outcome(Sent, Outcome),
-    Died,
+    /// Whether it was requested.
+    Ended(bool),
 }
 
 pub struct Broker {
@@ -49,6 +50,8 @@ pub struct Broker {
     news: Vec<Changes>,
     /// This number of confirms wakes the worker.
     wake_after: usize,
+    /// The worker requested the end of the publisher.
+    is_to_end: bool,
 }
 
 impl Broker {
@@ -60,6 +63,7 @@ impl Broker {
             answers: Vec::new(),
             news: Vec::new(),
             wake_after: 1,
+            is_to_end: false,
         }
     }
 
@@ -77,7 +81,7 @@ impl Broker {
 
     fn start(&mut self) {
         self.connection = Connection::Down { until_ms: 0 };
-        self.wake_after = 1;
+        (self.wake_after, self.is_to_end) = (1, false);
         self.news.push(Changes::State(ConnectionState::Connecting));
     }
 
@@ -110,6 +114,14 @@ impl Broker {
         oracle: &mut Oracle,
         on_the_wire: &mut impl FnMut(&mut Oracle, i64, i64),
     ) {
+        if self.is_to_end && (calm || dice.chance(2_000)) {
+            if config.flaw != Some(Flaw::StopsNothing) {
+                self.stop(dice, oracle);
+            }
+            self.is_to_end = false;
+            self.news.push(Changes::Ended(true));
+            return;
+        }
         match self.connection {
             Connection::Down { until_ms } | Connection::Blocked { until_ms } if until_ms <= now_ms || calm => {
                 self.come_up();
@@ -219,7 +231,7 @@ impl Broker {
     pub fn die(&mut self, dice: &mut Dice, oracle: &mut Oracle) {
         if self.connection != Connection::None {
             self.stop(dice, oracle);
-            self.news.push(Changes::Died);
+            self.news.push(Changes::Ended(false));
         }
     }
 
@@ -302,6 +314,10 @@ impl outbox_worker::DestinationPublisher for DestinationPublisher {
         })
     }
 
+    fn has_events(&self) -> bool {
+        self.with(|world| !world.workers[self.worker].brokers[self.destination].news.is_empty())
+    }
+
     fn drain(&mut self) -> Vec<PublisherEvent> {
         let (worker, destination) = (self.worker, self.destination);
         let now = self.simulation.upgrade().expect("the simulation outlives it").now();
@@ -310,7 +326,7 @@ impl outbox_worker::DestinationPublisher for DestinationPublisher {
             let news = std::mem::take(&mut workers[worker].brokers[destination].news);
             let event = |news| match news {
                 Changes::State(state) => PublisherEvent::State(state),
-                Changes::Died => PublisherEvent::Died("by chance".to_owned()),
+                Changes::Ended(requested) => PublisherEvent::Ended((!requested).then(|| "by chance".to_owned())),
                 Changes::Outcome(sent, outcome) => {
                     oracle.on_outcome(worker, sent.seq, sent.epoch, &outcome);
                     PublisherEvent::Outcomes(vec![Answered {
@@ -328,7 +344,9 @@ impl outbox_worker::DestinationPublisher for DestinationPublisher {
         self.with(|world| world.workers[self.worker].brokers[self.destination].wake_after = confirms);
     }
 
-    fn request_stop(&self, _: Duration) {}
+    fn request_stop(&self, _: Duration) {
+        self.with(|world| world.workers[self.worker].brokers[self.destination].is_to_end = true);
+    }
 
     fn stop(&mut self, _: Duration) {
         let (worker, destination) = (self.worker, self.destination);

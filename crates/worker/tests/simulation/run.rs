@@ -456,7 +456,7 @@ impl World {
 
     fn changed_by_hand(&mut self) {
         self.changes += 1;
-        self.memory.unblocks += 1;
+        self.memory.schedules += 1;
         self.wake_all();
     }
 

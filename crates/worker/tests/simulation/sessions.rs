@@ -436,7 +436,7 @@ fn crc_of(key: Option<u32>) -> Option<u32> {
 #[derive(Clone, Copy)]
 pub enum Effect {
     Rewind(u16, usize, i64),
-    Unblocked,
+    Unblocked(u16, i64),
 }
 
 /// What the person's commit has not published yet.
@@ -452,7 +452,10 @@ impl World {
             Some(Effect::Rewind(partition, destination, seq)) => {
                 return self.memory.rewind(partition, destination, seq);
             }
-            Some(Effect::Unblocked) => return self.memory.unblocks += 1,
+            Some(Effect::Unblocked(partition, seq)) => {
+                self.memory.schedules += 1;
+                return self.memory.unblock(partition, seq);
+            }
             None => {}
         }
         if self.calm || !self.dice.chance(1_000) {
@@ -492,7 +495,8 @@ impl World {
             }
             self.effects
                 .extend(rewinds.map(|partition| Effect::Rewind(partition, destination, seq)));
-            self.effects.push_back(Effect::Unblocked);
+            self.effects
+                .push_back(Effect::Unblocked(self.oracle.messages[&seq].partition, seq));
         }
     }
 
@@ -500,7 +504,7 @@ impl World {
         let partition = self.oracle.messages[&seq].partition;
         if self.memory.is_free_to_end((partition, seq)) && self.tables.discard(seq, self.now_ms) {
             self.oracle.ended(seq, End::Discarded);
-            self.effects.push_back(Effect::Unblocked);
+            self.effects.push_back(Effect::Unblocked(partition, seq));
         }
     }
 }

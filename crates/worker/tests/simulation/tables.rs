@@ -306,6 +306,20 @@ impl Tables {
         blocked_keys
     }
 
+    pub fn destinations_with_messages(&self) -> BTreeSet<usize> {
+        let ready = self
+            .outbox
+            .iter()
+            .flat_map(|lane| lane.values().map(|row| row.destination));
+        let behind = self.behind.keys().map(|(_, destination, _)| *destination);
+        let backing_off = self.waiting.values().filter(|waiting| waiting.why == Why::BacksOff);
+        let blocking = self.dead.values().filter(|dead| dead.blocks);
+        (ready.chain(behind))
+            .chain(backing_off.map(|waiting| waiting.destination))
+            .chain(blocking.map(|dead| dead.destination))
+            .collect()
+    }
+
     // ---- settle -----------------------------------------------------------------------------------------------------
 
     /// Whether this worker may settle the message; `fast_in_flight`: also before any claim.

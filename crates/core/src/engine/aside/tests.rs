@@ -91,7 +91,11 @@ impl Tables for RefCell<Table> {
         })
     }
 
-    fn blocked_keys(&self, _: &[Partition]) -> Result<Vec<BlockedKey>, Infallible> {
+    fn destinations_with_messages(&self) -> Result<Vec<String>, Infallible> {
+        Ok(Vec::new())
+    }
+
+    fn blocked_keys(&self, _: &str, _: &[Partition]) -> Result<Vec<BlockedKey>, Infallible> {
         let table = self.borrow();
         let all = table.backs_off.keys().chain(&table.behind);
         let found = |seq: &i64| BlockedKey {
@@ -199,7 +203,7 @@ impl World {
             }
             with_tables(&mut self.table, |tables| {
                 let rewind = |_: &str, partition, seq| self.engine.rewind(partition, seq);
-                let Ok(_) = (self.due).bring_due(tables, None, DueCounters::default(), now_ms, false, rewind);
+                let Ok(()) = (self.due).bring_due(tables, None, 0, now_ms, false, rewind);
                 let Ok(_) = (self.engine).claim(tables, &self.commits, now_ms, limit, &self.rules, make);
             });
             let mut sent = Vec::new();
@@ -317,7 +321,7 @@ fn a_request_and_a_partition_that_leaves_wait_for_no_message_that_is_set_aside()
         world.due.note(world.engine.take_retry_at_ms());
         with_tables(&mut world.table, |tables| {
             let rewind = |_: &str, partition, seq| world.engine.rewind(partition, seq);
-            let Ok(_) = (world.due).bring_due(tables, None, DueCounters::default(), now_ms, false, rewind);
+            let Ok(()) = (world.due).bring_due(tables, None, 0, now_ms, false, rewind);
             let Ok(_) = (world.engine).claim(tables, &world.commits, now_ms, 1, &world.rules, make);
         });
         assert_eq!(world.engine.aside.len(), 1);

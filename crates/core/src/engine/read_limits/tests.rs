@@ -4,8 +4,8 @@
 use super::*;
 use crate::engine::tests::{settle, with_tables};
 use crate::engine::{
-    Batch, Bounds, Claimed, DueCounters, DueMessages, DueSchedule, Engine, HeldLease, Lane, Memory, Portion, RowId,
-    Settlement, Sharing, StatementTimeout, Tables,
+    Batch, Bounds, Claimed, DueMessages, DueSchedule, Engine, HeldLease, Lane, Memory, Portion, RowId, Settlement,
+    Sharing, StatementTimeout, Tables,
 };
 use crate::key_order::{MessageHandle, OrderedKey};
 use crate::message::{Event, Outcome, Pointer, Properties, Publication};
@@ -145,7 +145,11 @@ impl Tables for RefCell<Table> {
         })
     }
 
-    fn blocked_keys(&self, _: &[Partition]) -> Result<Vec<BlockedKey>, Infallible> {
+    fn destinations_with_messages(&self) -> Result<Vec<String>, Infallible> {
+        Ok(Vec::new())
+    }
+
+    fn blocked_keys(&self, _: &str, _: &[Partition]) -> Result<Vec<BlockedKey>, Infallible> {
         let table = self.borrow();
         let blockers = table.waiting.iter().chain(&table.dead).map(|seq| (*seq, Some(*seq)));
         let found = blockers.chain(table.behind.iter().map(|seq| (*seq, None)));
@@ -205,7 +209,7 @@ fn pass(engine: &mut Engine, table: &mut Table) -> Vec<(MessageHandle, i64, Opti
     with_tables(table, |tables| {
         let rewind = |_: &str, partition, seq| engine.rewind(partition, seq);
         let mut due = DueSchedule::default();
-        let Ok(_) = due.bring_due(tables, None, DueCounters::default(), now_ms, false, rewind);
+        let Ok(()) = due.bring_due(tables, None, 0, now_ms, false, rewind);
         let Ok(_) = engine.claim(tables, &sessions, now_ms, 100, &RULES, make);
     });
     let mut sent = Vec::new();
