@@ -49,6 +49,7 @@ pub enum RowName {
     Snapshot,
     Backlog,
     Http,
+    Destinations,
     Capture,
     Idle,
     Peers,
