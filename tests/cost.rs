@@ -198,8 +198,15 @@ fn a_worker_has_at_most_2000_messages_of_a_destination_in_flight() {
          commit",
     );
     // Another one reads the second kind, which nothing has announced.
-    cluster.exec(DB, "select pg_terminate_backend(pid) from outbox_workers; delete from outbox_connections");
-    wait_true(&cluster, "a new worker", "select count(*) = 1 from outbox_connections where state = 'paused'");
+    cluster.exec(
+        DB,
+        "select pg_terminate_backend(pid) from outbox_workers; delete from outbox_connections",
+    );
+    wait_true(
+        &cluster,
+        "a new worker",
+        "select count(*) = 1 from outbox_connections where state = 'paused'",
+    );
     proxy.mode(Mode::DropReplies);
     cluster.exec(DB, "select outbox_resume()");
     let claimed = "select count(*) from outbox where claim_token is not null";

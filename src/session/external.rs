@@ -221,7 +221,7 @@ fn rewinds(partitions: &[i64], of: impl Fn(RewindLane, Partition) -> Option<i64>
     found.flatten().collect()
 }
 
-/// Waits until the workers of this database are woken, or `timeout_ms` have passed. The first four numbers returned
+/// Waits until the workers of this database are woken, or `timeout_ms` have passed. The first three numbers returned
 /// are the arguments of the next call, so that no wake between two waits is missed. The last one says whether to leave:
 /// 1 = immediately, 2 = in order.
 #[pg_extern(sql = false)]
@@ -239,19 +239,18 @@ fn outbox_work_wait(seen: Integers, timeout_ms: i32, in_flight: i32, leases_chan
             database.worker_changes.read(),
             database.schedules.read(),
         ];
-        let numbers = changes.into_iter().map(i64::from);
         let leaves = match sessions::is_vacated(here) {
             false => 0,
             true => 2 - i64::from(sessions::is_vacated_immediately(here)),
         };
-        numbers.chain([leaves]).collect::<Vec<i64>>()
+        (changes.map(i64::from), leaves)
     };
     let until = Instant::now() + Duration::from_millis(u64::try_from(timeout_ms).unwrap_or(0));
     loop {
-        let now = state();
+        let (counters, leaves) = state();
         let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() || now.get(..4) != seen.0.get(..4) || now.last() != Some(&0) {
-            return now;
+        if left.is_zero() || seen.0 != counters || leaves != 0 {
+            return [&counters[..], &[leaves]].concat();
         }
         latch::wait(left.as_millis().max(1) as i64);
         signals::check_for_interrupts();

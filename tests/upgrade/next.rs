@@ -22,8 +22,8 @@ const CHANGES: &[(&str, &str, &str)] = &[
     ),
     (
         "10_tables.sql",
-        "on @extschema@.outbox_dead (partition) where blocks;",
-        "on @extschema@.outbox_dead (partition, seq) where blocks;",
+        "on @extschema@.outbox_dead (destination, partition, key collate \"C\", seq) where blocks;",
+        "on @extschema@.outbox_dead (destination, partition, seq) where blocks;",
     ),
     (
         "42_bulk.sql",
@@ -138,8 +138,8 @@ comment on function outbox_internal.noted() is
 /// The part of its update script that is written by hand.
 const BY_HAND: &str = "
 alter table @extschema@.outbox_history add column note text default 'none';
-drop index @extschema@.outbox_dead_partition_idx;
-create index on @extschema@.outbox_dead (partition, seq) where blocks;
+drop index @extschema@.outbox_dead_destination_partition_key_seq_idx;
+create index on @extschema@.outbox_dead (destination, partition, seq) where blocks;
 alter table @extschema@.outbox_audit drop constraint outbox_audit_action_check,
   add constraint outbox_audit_action_check check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget',
                                                              'adopt', 'source', 'pause', 'resume', 'assign',

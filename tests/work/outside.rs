@@ -43,6 +43,37 @@ fn large_messages_reach_work_without_a_temporary_file() {
 }
 
 #[test]
+fn an_idle_worker_outside_waits_in_the_server_and_reads_shared_memory_once_a_pass() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &["track_functions = all"]);
+    let create = "execute format('create server %I foreign data wrapper outbox_http options (url %L)', 'd' || n, 'http://127.0.0.1:1/')";
+    cluster.exec(
+        DB,
+        &format!("do $$ begin for n in 1..50 loop {create}; end loop; end $$"),
+    );
+    let outside = Outside::start(&cluster, "idler");
+    cluster.exec(DB, "select outbox_publish('T', '{}')");
+    wait_published(&cluster, 1);
+    let calls = || -> Vec<i64> {
+        let sql = "select array(select coalesce((select s.calls from pg_stat_user_functions s where s.funcname = f), 0)
+                                from unnest('{work_lease,work_rewinds,work_wait}'::text[]) f)";
+        cluster.query_one(DB, sql)
+    };
+    // From one renewal of its leases to the next but one.
+    let first = wait_for("its leases", LONG, || Some(calls()).filter(|calls| calls[0] > 1));
+    let last = wait_for("its leases, twice", LONG, || {
+        Some(calls()).filter(|calls| calls[0] > first[0] + 1)
+    });
+    let (rewinds, waits) = (last[1] - first[1], last[2] - first[2]);
+    assert!(
+        waits < 60 && rewinds < 60,
+        "{rewinds} reads of rewinds and {waits} waits"
+    );
+    assert_eq!(outside.stop(), Some(0));
+}
+
+#[test]
 fn work_delivers_all_in_order_without_background_workers() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
