@@ -869,11 +869,16 @@ comment on function outbox_internal.wake(bigint) is
   'At COMMIT, notifies the workers of this database of a change by hand: the number of pending messages changed by'
   ' this much.';
 
-create function outbox_internal.record_changed(destination text, partition smallint, seq bigint)
-returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_changed_wrapper';
-comment on function outbox_internal.record_changed(text, smallint, bigint) is
-  'At COMMIT, lets the worker of a lane read it again from this message on: it was put into outbox, or is gone, so that'
-  ' others of its key may continue.';
+create function outbox_internal.record_back(destination text, partition smallint, seq bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_back_wrapper';
+comment on function outbox_internal.record_back(text, smallint, bigint) is
+  'At COMMIT, lets the worker of a lane read it again from this message on: it was put into outbox by hand.';
+
+create function outbox_internal.record_gone(partition smallint, seq bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_gone_wrapper';
+comment on function outbox_internal.record_gone(smallint, bigint) is
+  'At COMMIT, lets the worker of a partition read again which keys are blocked: this message is gone, and others may have'
+  ' waited behind it.';
 
 create function outbox_internal.record_enqueued(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_enqueued_wrapper';
@@ -898,7 +903,7 @@ begin
   perform outbox_internal.record_pending(d, count(*)) from unnest(destinations) d group by d;
   perform outbox_internal.record_shown(m.destination, m.partition, min(m.seq))
   from unnest(destinations, partitions, seqs) m (destination, partition, seq) group by m.destination, m.partition;
-  perform outbox_internal.record_changed(m.destination, m.partition, min(m.seq))
+  perform outbox_internal.record_back(m.destination, m.partition, min(m.seq))
   from unnest(destinations, partitions, seqs) m (destination, partition, seq) group by m.destination, m.partition;
   perform outbox_internal.wake(coalesce(cardinality(seqs), 0)::bigint);
 end
@@ -2585,7 +2590,7 @@ begin
         replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
   )
   select array_agg(e.seq), array_agg(e.destination),
-         count(case when e.has_failed then outbox_internal.record_changed(e.destination, e.partition, e.seq) end)
+         count(case when e.has_failed then outbox_internal.record_gone(e.partition, e.seq) end)
     into seqs, destinations from expired e;
   if seqs is not null then
     perform outbox_internal.notify_dead(seqs, destinations);
@@ -3002,14 +3007,14 @@ begin
     select x.seq, x.enqueued_at, clock_timestamp(), x.attempts, x.partition, true, x.replayed, x.destination, x.key,
            coalesce(reason, 'dead for longer than outbox.dead_retention: ' || x.reason)
     from (select * from of_outbox union all select * from of_waiting union all select * from of_dead) x
-    returning destination, partition, seq
-  ), lanes as (
-    select w.destination, w.partition, min(w.seq) as first, count(*) as n from written w group by 1, 2
+    returning partition, seq
+  ), of_partition as (
+    select w.partition, min(w.seq) as first, count(*) as n from written w group by 1
   )
-  select coalesce(sum(l.n), 0), (select count(*) from of_outbox) + (select count(*) from of_waiting),
-         count(outbox_internal.record_changed(l.destination, l.partition, l.first)) -- keys may continue
+  select coalesce(sum(p.n), 0), (select count(*) from of_outbox) + (select count(*) from of_waiting),
+         count(outbox_internal.record_gone(p.partition, p.first)) -- keys may continue
     into discarded, waited
-  from lanes l;
+  from of_partition p;
 end
 $$;
 comment on function outbox_internal.discard(tid[], tid[], tid[], text) is
@@ -3041,7 +3046,7 @@ begin
     return false;
   end if;
   if ready is not null then
-    perform outbox_internal.record_changed(to_destination, ready, outbox_retry.seq);
+    perform outbox_internal.record_back(to_destination, ready, outbox_retry.seq);
   end if;
   perform outbox_internal.wake(0::bigint);
   if changed then
@@ -3929,7 +3934,7 @@ begin
     delete from @extschema@.outbox_waiting w using unnest(unended) s (seq) where w.seq = s.seq returning w.destination, w.partition, w.seq
   ), dead as (
     delete from @extschema@.outbox_dead d using unnest(unended) s (seq) where d.seq = s.seq
-    returning d.destination, d.partition, d.seq
+    returning d.partition, d.seq
   ), history as (
     delete from @extschema@.outbox_history h using unnest(ended, times) e (seq, during)
     where h.seq = e.seq and h.published_at <@ e.during returning 1
@@ -3951,9 +3956,9 @@ begin
   from (select array_agg(r.seq) as seqs, array_agg(r.destination) as destinations, array_agg(r.partition) as partitions,
                array_agg(r.is_claimed) as claimed from ready r) r
   cross join (
-    select array_agg(x.destination) as of_destinations, array_agg(x.partition) as of_partitions, array_agg(x.seq) as of_seqs
-    from (select r.destination, r.partition, r.seq from ready r
-          union all select * from waiting union all select * from dead) x) c;
+    select array_agg(x.partition) as of_partitions, array_agg(x.seq) as of_seqs
+    from (select r.partition, r.seq from ready r union all select w.partition, w.seq from waiting w
+          union all select * from dead) x) c;
   for message in
     select * from unnest(removed.seqs, removed.destinations, removed.partitions, removed.claimed)
       as m (seq, destination, partition, is_claimed) order by m.seq
@@ -3968,9 +3973,8 @@ begin
   perform outbox_internal.record_pending(d, -count(*)) from unnest(removed.destinations || removed.waiting) d group by d;
   n := removed.counts;
   if 0 < any (n) then
-    perform outbox_internal.record_changed(c.destination, c.partition, min(c.seq)) -- keys may continue
-    from unnest(removed.of_destinations, removed.of_partitions, removed.of_seqs) c (destination, partition, seq)
-    group by c.destination, c.partition;
+    perform outbox_internal.record_gone(g.partition, min(g.seq)) -- keys may continue
+    from unnest(removed.of_partitions, removed.of_seqs) g (partition, seq) group by g.partition;
     perform outbox_internal.wake(-n[2] - n[3]);
     perform outbox_internal.record_audit(
       'purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);

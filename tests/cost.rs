@@ -185,30 +185,29 @@ fn a_worker_has_at_most_2000_messages_of_a_destination_in_flight() {
     let (exchange, _) = exchange_and_queue(broker);
     let proxy = Proxy::start(broker.port());
     let url = format!("amqp://127.0.0.1:{}", proxy.port());
-    let cluster = unconnected_cluster(&url, &exchange, &["outbox.workers = 1"]);
-    cluster.exec(DB, "select outbox_pause()");
-    // Messages that are ready, and messages behind others of their keys that are delivered by now.
+    let cluster = unconnected_cluster(&url, &exchange, &["outbox.workers = 0"]);
+    // Messages that wait behind dead letters. The worker reads which keys are blocked when it starts.
     cluster.exec(
         DB,
         "begin;
          insert into outbox_events (seq, id, type, payload) select n, gen_random_uuid(), 'T', '{}' from generate_series(1, 8000) n;
+         insert into outbox_dead (seq, enqueued_at, partition, attempts, destination, key, reason, blocks)
+         select n, now(), outbox_crc32('k' || n % 8) % 16, 1, 'default', 'k' || n % 8, 'a reason', true from generate_series(1, 8) n;
          insert into outbox_waiting (seq, enqueued_at, partition, state, destination, key)
-         select n, now(), outbox_crc32('k' || n % 8) % 16, 'g', 'default', 'k' || n % 8 from generate_series(1, 4800) n;
-         select outbox_enqueue_many(array(select g from generate_series(4801, 8000) g));
+         select n, now(), outbox_crc32('k' || n % 8) % 16, 'g', 'default', 'k' || n % 8 from generate_series(9, 4800) n;
          commit",
     );
-    // Another one reads the second kind, which nothing has announced.
+    cluster.set_conf("outbox.workers", "1");
+    wait_connected(&cluster);
+    proxy.mode(Mode::DropReplies);
+    // At the same time these may go, and others are ready.
     cluster.exec(
         DB,
-        "select pg_terminate_backend(pid) from outbox_workers; delete from outbox_connections",
+        "begin;
+         select outbox_enqueue_many(array(select g from generate_series(4801, 8000) g));
+         select count(outbox_discard(seq)) from outbox_dead;
+         commit",
     );
-    wait_true(
-        &cluster,
-        "a new worker",
-        "select count(*) = 1 from outbox_connections where state = 'paused'",
-    );
-    proxy.mode(Mode::DropReplies);
-    cluster.exec(DB, "select outbox_resume()");
     let claimed = "select count(*) from outbox where claim_token is not null";
     // The worker claims no more messages when less than 1/8 of its window is free.
     wait_true(&cluster, "its window to be full", &format!("select ({claimed}) > 1750"));

@@ -76,7 +76,8 @@ fn a_parallel_worker_is_refused_before_it_announces_anything() {
         "outbox_configure(partition_count => 4)",
         "outbox_pause()",
         "outbox_internal.wake(1)",
-        "outbox_internal.record_changed('default', 0::smallint, 1)",
+        "outbox_internal.record_back('default', 0::smallint, 1)",
+        "outbox_internal.record_gone(0::smallint, 1)",
         "outbox_internal.send_workers_away()",
         "outbox_internal.work_join('w')",
     ] {

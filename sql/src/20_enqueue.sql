@@ -136,11 +136,16 @@ comment on function outbox_internal.wake(bigint) is
   'At COMMIT, notifies the workers of this database of a change by hand: the number of pending messages changed by'
   ' this much.';
 
-create function outbox_internal.record_changed(destination text, partition smallint, seq bigint)
-returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_changed_wrapper';
-comment on function outbox_internal.record_changed(text, smallint, bigint) is
-  'At COMMIT, lets the worker of a lane read it again from this message on: it was put into outbox, or is gone, so that'
-  ' others of its key may continue.';
+create function outbox_internal.record_back(destination text, partition smallint, seq bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_back_wrapper';
+comment on function outbox_internal.record_back(text, smallint, bigint) is
+  'At COMMIT, lets the worker of a lane read it again from this message on: it was put into outbox by hand.';
+
+create function outbox_internal.record_gone(partition smallint, seq bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_gone_wrapper';
+comment on function outbox_internal.record_gone(smallint, bigint) is
+  'At COMMIT, lets the worker of a partition read again which keys are blocked: this message is gone, and others may have'
+  ' waited behind it.';
 
 create function outbox_internal.record_enqueued(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_enqueued_wrapper';
@@ -165,7 +170,7 @@ begin
   perform outbox_internal.record_pending(d, count(*)) from unnest(destinations) d group by d;
   perform outbox_internal.record_shown(m.destination, m.partition, min(m.seq))
   from unnest(destinations, partitions, seqs) m (destination, partition, seq) group by m.destination, m.partition;
-  perform outbox_internal.record_changed(m.destination, m.partition, min(m.seq))
+  perform outbox_internal.record_back(m.destination, m.partition, min(m.seq))
   from unnest(destinations, partitions, seqs) m (destination, partition, seq) group by m.destination, m.partition;
   perform outbox_internal.wake(coalesce(cardinality(seqs), 0)::bigint);
 end

@@ -46,7 +46,7 @@ begin
         replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
   )
   select array_agg(e.seq), array_agg(e.destination),
-         count(case when e.has_failed then outbox_internal.record_changed(e.destination, e.partition, e.seq) end)
+         count(case when e.has_failed then outbox_internal.record_gone(e.partition, e.seq) end)
     into seqs, destinations from expired e;
   if seqs is not null then
     perform outbox_internal.notify_dead(seqs, destinations);

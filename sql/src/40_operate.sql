@@ -91,14 +91,14 @@ begin
     select x.seq, x.enqueued_at, clock_timestamp(), x.attempts, x.partition, true, x.replayed, x.destination, x.key,
            coalesce(reason, 'dead for longer than outbox.dead_retention: ' || x.reason)
     from (select * from of_outbox union all select * from of_waiting union all select * from of_dead) x
-    returning destination, partition, seq
-  ), lanes as (
-    select w.destination, w.partition, min(w.seq) as first, count(*) as n from written w group by 1, 2
+    returning partition, seq
+  ), of_partition as (
+    select w.partition, min(w.seq) as first, count(*) as n from written w group by 1
   )
-  select coalesce(sum(l.n), 0), (select count(*) from of_outbox) + (select count(*) from of_waiting),
-         count(outbox_internal.record_changed(l.destination, l.partition, l.first)) -- keys may continue
+  select coalesce(sum(p.n), 0), (select count(*) from of_outbox) + (select count(*) from of_waiting),
+         count(outbox_internal.record_gone(p.partition, p.first)) -- keys may continue
     into discarded, waited
-  from lanes l;
+  from of_partition p;
 end
 $$;
 comment on function outbox_internal.discard(tid[], tid[], tid[], text) is
@@ -130,7 +130,7 @@ begin
     return false;
   end if;
   if ready is not null then
-    perform outbox_internal.record_changed(to_destination, ready, outbox_retry.seq);
+    perform outbox_internal.record_back(to_destination, ready, outbox_retry.seq);
   end if;
   perform outbox_internal.wake(0::bigint);
   if changed then

@@ -105,7 +105,7 @@ begin
     delete from @extschema@.outbox_waiting w using unnest(unended) s (seq) where w.seq = s.seq returning w.destination, w.partition, w.seq
   ), dead as (
     delete from @extschema@.outbox_dead d using unnest(unended) s (seq) where d.seq = s.seq
-    returning d.destination, d.partition, d.seq
+    returning d.partition, d.seq
   ), history as (
     delete from @extschema@.outbox_history h using unnest(ended, times) e (seq, during)
     where h.seq = e.seq and h.published_at <@ e.during returning 1
@@ -127,9 +127,9 @@ begin
   from (select array_agg(r.seq) as seqs, array_agg(r.destination) as destinations, array_agg(r.partition) as partitions,
                array_agg(r.is_claimed) as claimed from ready r) r
   cross join (
-    select array_agg(x.destination) as of_destinations, array_agg(x.partition) as of_partitions, array_agg(x.seq) as of_seqs
-    from (select r.destination, r.partition, r.seq from ready r
-          union all select * from waiting union all select * from dead) x) c;
+    select array_agg(x.partition) as of_partitions, array_agg(x.seq) as of_seqs
+    from (select r.partition, r.seq from ready r union all select w.partition, w.seq from waiting w
+          union all select * from dead) x) c;
   for message in
     select * from unnest(removed.seqs, removed.destinations, removed.partitions, removed.claimed)
       as m (seq, destination, partition, is_claimed) order by m.seq
@@ -144,9 +144,8 @@ begin
   perform outbox_internal.record_pending(d, -count(*)) from unnest(removed.destinations || removed.waiting) d group by d;
   n := removed.counts;
   if 0 < any (n) then
-    perform outbox_internal.record_changed(c.destination, c.partition, min(c.seq)) -- keys may continue
-    from unnest(removed.of_destinations, removed.of_partitions, removed.of_seqs) c (destination, partition, seq)
-    group by c.destination, c.partition;
+    perform outbox_internal.record_gone(g.partition, min(g.seq)) -- keys may continue
+    from unnest(removed.of_partitions, removed.of_seqs) g (partition, seq) group by g.partition;
     perform outbox_internal.wake(-n[2] - n[3]);
     perform outbox_internal.record_audit(
       'purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);

@@ -291,10 +291,15 @@ fn outbox_wake(more_waiting: i64) {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_record_changed(destination: SqlText, partition: i16, seq: i64) {
+fn outbox_record_back(destination: SqlText, partition: i16, seq: i64) {
     if let Ok(partition) = Partition::new(partition.into()) {
-        let lane = RewindGroup::of(&destination).lane(partition);
-        effects::read_again(lane, partition, seq);
+        effects::read_again(RewindGroup::of(&destination).lane(partition), partition, seq);
+    }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_record_gone(partition: i16, seq: i64) {
+    if let Ok(partition) = Partition::new(partition.into()) {
         effects::read_again(RewindLane::UNBLOCKED, partition, seq);
         effects::more_wait(0); // wakes the workers
     }

@@ -2,10 +2,9 @@
 //! COMMIT in the word of a lane, which is a partition of a group of destinations, and workers take it. Pure.
 
 use crate::settings::DEFAULT_DESTINATION;
-use outbox_core::partition::{Partition, crc32};
+use outbox_core::partition::{Partition, PartitionCount, crc32};
 
-/// The most partitions that have lanes.
-pub const MAX_PARTITIONS: usize = 1024;
+const MAX_PARTITIONS: usize = PartitionCount::MAX as usize;
 /// The number of lanes of a partition with a low index. There are usually few partitions.
 const LANES_MAX: usize = 64;
 /// The number of lanes of a partition with a high index.

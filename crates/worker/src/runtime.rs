@@ -100,6 +100,7 @@ pub trait Runtime: Memory {
     // ---- shared memory, in addition to what the engine reads of it
     // ------------------------------------------------------------
 
+    /// The group that a destination shares its rewinds with.
     fn rewind_group(&self, destination: &str) -> RewindGroup {
         RewindGroup::of(destination)
     }

@@ -54,8 +54,8 @@ impl StatusReport {
         );
     }
 
-    /// Reports `status` if it is news, and returns whether it is; outbox_health shows it. `connection` is the state of the connection, which may
-    /// be another: a paused destination stays connected.
+    /// Reports `status` if it is news, and returns whether it is; outbox_health shows it. `connection` is the state of
+    /// the connection, which may be another: a paused destination stays connected.
     pub fn report<R: Runtime>(
         &mut self,
         runtime: &R,

@@ -18,6 +18,8 @@ pub(super) struct Roster {
     by_name: HashMap<String, usize>,
     /// The group of each destination, in order of the indexes.
     groups: Vec<RewindGroup>,
+    /// These groups, each once.
+    distinct_groups: Vec<RewindGroup>,
 }
 
 impl Roster {
@@ -31,13 +33,11 @@ impl Roster {
     }
 
     /// The groups of all destinations, each once.
-    pub fn groups(&self) -> Vec<RewindGroup> {
-        let mut groups = self.groups.clone();
-        groups.sort_unstable();
-        groups.dedup();
-        groups
+    pub fn groups(&self) -> &[RewindGroup] {
+        &self.distinct_groups
     }
 
+    /// The destinations whose groups are in a lane.
     pub fn in_lane(&self, is_in: impl Fn(RewindGroup) -> bool) -> Vec<usize> {
         (0..self.groups.len())
             .filter(|index| is_in(self.groups[*index]))
@@ -97,6 +97,9 @@ impl<R: Runtime> Worker<R> {
             .map(|(name, index)| ((*name).to_owned(), index))
             .collect();
         self.roster.groups = names.iter().map(|name| runtime.rewind_group(name)).collect();
+        self.roster.distinct_groups.clone_from(&self.roster.groups);
+        self.roster.distinct_groups.sort_unstable();
+        self.roster.distinct_groups.dedup();
         self.common.serves_several = names.len() > 1;
         self.gather();
     }
