@@ -261,7 +261,7 @@ impl<R: Runtime> Worker<R> {
             return Ok(0);
         }
         let mut rewound = HashSet::new();
-        match self.common.runtime.take_rewinds(self.roster.groups(), &leases) {
+        match self.common.runtime.take_rewinds(self.roster.distinct_groups(), &leases) {
             Ok(rewinds) => {
                 for Rewound { partition, lane, seq } in rewinds {
                     if lane == RewindLane::UNBLOCKED {

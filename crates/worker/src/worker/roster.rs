@@ -19,7 +19,7 @@ pub(super) struct Roster {
     /// The group of each destination, in order of the indexes.
     groups: Vec<RewindGroup>,
     /// These groups, each once.
-    distinct_groups: Vec<RewindGroup>,
+    distinct: Vec<RewindGroup>,
 }
 
 impl Roster {
@@ -33,8 +33,8 @@ impl Roster {
     }
 
     /// The groups of all destinations, each once.
-    pub fn groups(&self) -> &[RewindGroup] {
-        &self.distinct_groups
+    pub fn distinct_groups(&self) -> &[RewindGroup] {
+        &self.distinct
     }
 
     /// The destinations whose groups are in a lane.
@@ -97,9 +97,9 @@ impl<R: Runtime> Worker<R> {
             .map(|(name, index)| ((*name).to_owned(), index))
             .collect();
         self.roster.groups = names.iter().map(|name| runtime.rewind_group(name)).collect();
-        self.roster.distinct_groups.clone_from(&self.roster.groups);
-        self.roster.distinct_groups.sort_unstable();
-        self.roster.distinct_groups.dedup();
+        self.roster.distinct.clone_from(&self.roster.groups);
+        self.roster.distinct.sort_unstable();
+        self.roster.distinct.dedup();
         self.common.serves_several = names.len() > 1;
         self.gather();
     }
