@@ -101,25 +101,25 @@ impl Site {
     }
 
     fn longest_while_others_hang(&mut self) -> Duration {
-        create(&mut self.servers, "h", HANG, &self.hangs);
-        let publish =
-            format!("select outbox_publish('T', '{{}}', destination => 'h' || n) from generate_series(1, {HANG}) n");
-        self.servers.sql_execute(&publish);
+        // Others in each run: their messages stay when they are dropped.
+        self.timeout_s -= 1;
+        let prefix = format!("h{}-", self.timeout_s);
+        create(&mut self.servers, &prefix, HANG, &self.hangs);
+        let publish = format!("outbox_publish('T', '{{}}', destination => '{prefix}' || n)");
+        self.servers
+            .sql_execute(&format!("select {publish} from generate_series(1, {HANG}) n"));
         let began = Instant::now();
         while self.hangs.requests().len() < HANG {
             assert!(began.elapsed() < LONG, "the messages do not arrive");
             thread::sleep(Duration::from_millis(10));
         }
-        self.timeout_s -= 1;
         let timeout = format!("{} s", self.timeout_s);
         self.servers.cluster.set_conf("outbox.confirm_timeout", &timeout);
         let replaced = self.longest();
-        let drop =
-            "do $$ begin for n in 1..100 loop execute format('drop server %I cascade', 'h' || n); end loop; end $$";
-        self.servers.sql_execute(drop);
-        let dropped = self.longest();
+        let drop = format!("execute format('drop server %I cascade', '{prefix}' || n)");
         self.servers
-            .sql_execute("select outbox_discard(seq, destination) from outbox_messages where destination like 'h%'");
+            .sql_execute(&format!("do $$ begin for n in 1..{HANG} loop {drop}; end loop; end $$"));
+        let dropped = self.longest();
         self.hangs.take_requests();
         replaced.max(dropped)
     }
