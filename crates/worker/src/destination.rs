@@ -226,8 +226,8 @@ impl<R: Runtime> Destination<R> {
     pub fn end_pass(&mut self, common: &Common<R>) {
         let is_known = self.has_reported && !self.report.is_awaited() && !self.retires;
         let is_idle = is_known && self.outstanding() == 0 && self.request.is_none();
-        let state = self.pass_state(common);
-        let has_nothing_new = pass::next(&state).claim.is_none() || self.engine.has_read_all(common.now_ms());
+        let may_claim = pass::next(&self.pass_state(common)).claim.is_some();
+        let has_nothing_new = !may_claim || self.engine.has_read_all(common.now_ms());
         let sleeps = is_idle && has_nothing_new && self.engine.sharing() == Sharing::Leases;
         let Some(wait_ms) = self.claimed_wait_ms.filter(|_| sleeps) else {
             return;
@@ -241,7 +241,7 @@ impl<R: Runtime> Destination<R> {
         self.sleep = Some(Sleep {
             until_ms: common.now_ms() + wait_ms,
             is_at_rest: self.is_at_rest(common),
-            takes_due: pass::next(&state).claim.is_some(),
+            takes_due: may_claim,
         });
     }
 

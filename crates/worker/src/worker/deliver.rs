@@ -284,12 +284,10 @@ impl<R: Runtime> Worker<R> {
                 pause.shorten(self.common.runtime.failed(error)?);
                 for index in 0..self.destinations.len() {
                     let destination = &mut self.destinations[index];
-                    leases
-                        .iter()
-                        .for_each(|(partition, _)| destination.rewind(*partition, 1));
-                    leases
-                        .iter()
-                        .for_each(|(partition, _)| _ = destination.unblock(*partition, 1));
+                    for (partition, _) in &leases {
+                        destination.rewind(*partition, 1);
+                        destination.unblock(*partition, 1);
+                    }
                     self.wake(index);
                     rewound.insert(index);
                 }
