@@ -317,6 +317,7 @@ pub fn default_target() -> Target {
             },
             dead_blocks: ON_DEAD.get() == OnDead::block,
             ordering: Ordering::Key,
+            one_by_one: false,
         },
         limits: Limits {
             max_pending: MAX_PENDING.get() as u32,

@@ -192,6 +192,10 @@ fn ready_messages_are_sent_between_the_parts_of_a_large_settle_of_failures() {
     let labels: Vec<&str> = failing.iter().map(String::as_str).chain(["slow"]).collect();
     let stage = Stage::new(&labels);
     let slow = stage.publish_held("c", "slow");
+    // While c is silent, a destination has a full window once it has answered.
+    let answered = stage.publish("a", "answered", "");
+    let is_over = format!("select not exists (select from outbox where seq = {answered})");
+    wait_true(&stage.cluster, "an answer of a", &is_over);
     let mut failed: Vec<i64> = (failing.iter())
         .map(|label| {
             let seq = stage.publish("a", label, "");

@@ -28,6 +28,7 @@ mod limits;
 mod lock_order;
 mod maintenance;
 mod manual;
+mod memory;
 mod migrating;
 mod monitoring;
 mod network_waits;

@@ -50,7 +50,7 @@ create table @extschema@.outbox_connections (
   state       text        not null
     check (state in ('starting', 'paused', 'pausing', 'not adopted', 'unconfigured', 'connecting', 'connected',
                      'blocked', 'down')),
-  reason      text, -- why it is down: unreachable, auth_refused ...; or connected: unconfirmed, standby
+  reason      text, -- why it is down: unreachable, auth_refused ...; or connected: unconfirmed, standby, memory
   detail      text, -- what happened; in a second line the command that ends it at the broker: see outbox_internal.connections
   rechecked_at   timestamptz, -- when it last tried because a session requested it: see outbox_check()
   primary key (worker_id, destination)

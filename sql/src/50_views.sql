@@ -539,6 +539,9 @@ from destination d left join (values
   ('unconfirmed', 'the broker is connected and does not confirm: ',
    'see which queue does not answer: rabbitmqctl list_unresponsive_queues; start the nodes that it needs, or delete it;'
    ' the worker sends unconfirmed messages again by itself', null),
+  ('memory', 'messages wait for memory of the worker: ',
+   'see which destinations hold it, and pause those that do not answer: select destination, in_flight from'
+   ' outbox_destination_status order by in_flight desc; or raise outbox.workers', null),
   ('tls_failed', 'TLS with %s failed: ',
    'let %s present a certificate that is valid for the host in %s, or correct the URL: ', null),
   ('address_refused', 'the address is not public: ', 'if that is meant, allow it: ', null),

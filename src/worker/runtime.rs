@@ -447,11 +447,11 @@ impl Memory for ServerRuntime {
         leases.iter().filter_map(peek).collect()
     }
 
-    fn read_events(&self, seqs: &[i64]) -> Events {
+    fn read_events(&self, seqs: &[i64], bytes: usize) -> Events {
         let read = in_transaction(c"outbox: read events", Durability::Relaxed, || {
             let WorkerProtocol { db, worker } = &self.context.store.protocol;
             db.check_source(worker)?;
-            Ok(db.events(seqs).unwrap_or_default())
+            Ok(db.events(seqs, bytes).unwrap_or_default())
         });
         read.unwrap_or_default()
     }

@@ -7,7 +7,7 @@ use crate::pg::clock::now_us;
 use crate::pg::spi::SpiResult;
 use crate::pg::txn::{self, Durability, TransactionFailure};
 use crate::worker::store::SpiDb;
-use outbox_core::engine::{Batch, DueMessages, HeldLease, Lane, Settlement, StatementTimeout, Tables};
+use outbox_core::engine::{Batch, ClaimLimits, DueMessages, HeldLease, Lane, Settlement, StatementTimeout, Tables};
 use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Blocks;
@@ -50,15 +50,23 @@ impl Tables for WorkerContext {
         })
     }
 
-    fn claim(&self, destination: &str, lanes: &[Lane], timeout: StatementTimeout) -> Result<Batch, TransactionFailure> {
-        self.run_claim(timeout, |protocol| Ok((protocol.claim(destination, lanes)?, ())))
-            .map(|(batch, ())| batch)
+    fn claim(
+        &self,
+        destination: &str,
+        lanes: &[Lane],
+        limits: ClaimLimits,
+        timeout: StatementTimeout,
+    ) -> Result<Batch, TransactionFailure> {
+        self.run_claim(timeout, |protocol| {
+            Ok((protocol.claim(destination, lanes, limits)?, ()))
+        })
+        .map(|(batch, ())| batch)
     }
 
-    fn claim_unleased(&self, destination: &str, limit: u32) -> Result<Batch, TransactionFailure> {
+    fn claim_unleased(&self, destination: &str, limits: ClaimLimits) -> Result<Batch, TransactionFailure> {
         let (token, ttl_s) = (self.row_token, self.settings.borrow().claim_ttl_s);
         self.run_claim(StatementTimeout::Usual, |protocol| {
-            Ok((protocol.claim_unleased(destination, token, ttl_s, limit)?, ()))
+            Ok((protocol.claim_unleased(destination, token, ttl_s, limits)?, ()))
         })
         .map(|(batch, ())| batch)
     }
@@ -68,9 +76,9 @@ impl Tables for WorkerContext {
         key: &OrderedKey,
         epoch: i64,
         read_limit: i64,
-        limit: u32,
+        limits: ClaimLimits,
     ) -> Result<(Batch, bool), TransactionFailure> {
-        let claim = |protocol: &WorkerProtocol<SpiDb>| protocol.claim_waiting(key, epoch, read_limit, limit);
+        let claim = |protocol: &WorkerProtocol<SpiDb>| protocol.claim_waiting(key, epoch, read_limit, limits);
         self.run_claim(StatementTimeout::Usual, claim)
     }
 

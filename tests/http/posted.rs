@@ -377,3 +377,60 @@ fn warning(cluster: &Cluster, sql: &str) -> Option<(String, String)> {
     config.connect(postgres::NoTls).expect("connect").run(sql);
     notices.try_iter().next()
 }
+
+/// One key may have more messages than a worker has in flight.
+#[test]
+fn thousands_of_messages_of_one_key_delay_no_other_key() {
+    let is_released = Arc::new(Mutex::new(false));
+    let released = Arc::clone(&is_released);
+    let receiver = Receiver::start(move |request| {
+        let is_hot = request.header("outbox-key") == "o:hot";
+        wait_until("the test to allow the answer", LONG, || {
+            !is_hot || *released.lock().expect("no panic")
+        });
+        Reply::status(200)
+    });
+    for options in ["", "ordering 'partition'"] {
+        *is_released.lock().expect("no panic") = false;
+        let cluster = http_cluster(&["outbox.partition_count = 4"]);
+        destination(&cluster, "d", &receiver.url("/"), options);
+        let publish = |key: &str, count: usize| {
+            cluster.exec(
+                DB,
+                &format!("select outbox_publish('T', to_jsonb(i), 'o', {key}, destination => 'd') from generate_series(1, {count}) i"),
+            );
+        };
+        publish("'first'", 1); // until its answer no other one goes
+        wait_drained(&cluster);
+        publish("'hot'", 3_000);
+        wait_for_requests(&receiver, 1);
+        publish("i::text", 40);
+        let others = || -> Vec<String> {
+            let requests = receiver.requests();
+            let keys = requests.iter().map(|request| request.header("outbox-key").to_owned());
+            keys.filter(|key| !["o:hot", "o:first"].contains(&&**key)).collect()
+        };
+        // With order by partition some of them are in that of the key.
+        let expected: i64 = match options {
+            "" => 40,
+            _ => cluster.query_one(
+                DB,
+                "select count(*) from generate_series(1, 40) i
+                 where outbox_partition_of('o:' || i) <> outbox_partition_of('o:hot')",
+            ),
+        };
+        wait_until("the messages of the other keys", LONG, || {
+            others().len() as i64 >= expected
+        });
+        *is_released.lock().expect("no panic") = true;
+        wait_drained(&cluster);
+        let requests = receiver.take_requests();
+        let hot = requests
+            .iter()
+            .filter(|request| request.header("outbox-key") == "o:hot");
+        let arrived: Vec<i64> = hot
+            .map(|request| request.json()["payload"].as_i64().expect("a number"))
+            .collect();
+        assert!(arrived.iter().copied().eq(1..=3_000), "{options}: {arrived:?}");
+    }
+}

@@ -39,11 +39,12 @@ pub use claim::ClaimResult;
 pub use due::DueSchedule;
 pub use ports::{DueMessages, Events, Memory, StatementTimeout, Tables};
 pub use progress::{Request, Tally};
-pub use rows::{Arrived, Claimed, HeldLease, Lane, RowId, Settlement, SlotId, claimable};
+pub use rows::{Arrived, ClaimLimits, Claimed, HeldLease, Lane, RowId, Settlement, SlotId, claimable};
 pub use settling::Portion;
 pub use wake_policy::WakePolicy;
 
 use crate::key_order::{KeyOrder, MessageHandle};
+use crate::memory_budget::{MemoryBudget, SILENT_AFTER_MS, Standing};
 use crate::message::Pointer;
 use crate::partition::Partition;
 use crate::settle::{Blocks, Rules};
@@ -54,6 +55,7 @@ use fast_in_flight::FastInFlight;
 use progress::RequestProgress;
 use read_limits::ReadLimits;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::rc::Rc;
 use suspects::Suspects;
 use under_way::{ClaimedMessage, WithPublisher};
 
@@ -76,6 +78,8 @@ pub struct Engine {
     destination: String,
     sharing: Sharing,
     bounds: Bounds,
+    /// The memory for the messages of this worker, which its engines share.
+    memory: Rc<MemoryBudget>,
     leases: Vec<HeldLease>,
     /// Leased partitions that another worker is to take over. The engine claims nothing from them.
     leaving: HashSet<Partition>,
@@ -135,11 +139,12 @@ pub struct Engine {
 }
 
 impl Engine {
-    pub fn new(destination: &str, sharing: Sharing, bounds: Bounds) -> Self {
+    pub fn new(destination: &str, sharing: Sharing, bounds: Bounds, memory: &Rc<MemoryBudget>) -> Self {
         Self {
             destination: destination.to_owned(),
             sharing,
             bounds,
+            memory: Rc::clone(memory),
             leases: Vec::new(),
             leaving: HashSet::new(),
             fresh: HashSet::new(),
@@ -201,9 +206,42 @@ impl Engine {
         self.with_publisher.count == 0 && !self.messages.is_empty()
     }
 
-    /// Whether the bodies with the publisher are below [`Bounds::bytes`], so that another claim fits.
+    /// Whether the messages with the publisher are below [`Bounds::bytes`], so that another claim fits.
     pub fn has_room_in_bytes(&self) -> bool {
         self.with_publisher.bytes < self.bounds.bytes
+    }
+
+    /// What the destination has shown. A session that requests delivery does not wait for a first answer.
+    fn standing(&self, now_ms: u64) -> Standing {
+        match self.progress.is_unbounded() {
+            true => {
+                let silent_ms = self.answers.silent_ms(now_ms, self.with_publisher.count);
+                self.memory.standing(self.answers.last(), silent_ms)
+            }
+            false => Standing::Answers,
+        }
+    }
+
+    /// The bytes that the next claim may take of the memory of the worker.
+    pub fn room_in_memory(&self, now_ms: u64) -> usize {
+        self.memory.room(self.standing(now_ms), self.with_publisher.bytes)
+    }
+
+    /// Whether another claim is due as far as this destination is concerned, and others have taken the memory for it.
+    pub fn lacks_memory(&self, now_ms: u64) -> bool {
+        let awaits_answer = match self.standing(now_ms) {
+            Standing::Answers => false,
+            Standing::New | Standing::Failed => self.with_publisher.count > 0,
+            Standing::Silent => true,
+        };
+        !awaits_answer && self.room_in_memory(now_ms) == 0
+    }
+
+    /// For how long the destination has messages and has answered none, in ms, and what they take, in bytes; None if it
+    /// is not silent.
+    pub fn silent(&self, now_ms: u64) -> Option<(u64, usize)> {
+        let silent_ms = self.answers.silent_ms(now_ms, self.with_publisher.count);
+        (silent_ms >= SILENT_AFTER_MS).then_some((silent_ms, self.with_publisher.bytes))
     }
 
     /// Whether no message waits for room with the publisher.

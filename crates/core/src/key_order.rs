@@ -10,6 +10,10 @@
 //! If the unit of order is a whole partition, only the failed message goes to `outbox_waiting`. The others are released
 //! and stay in `outbox`, and [`crate::engine`] reads the lane only up to the failed one.
 //!
+//! If a transport sends the messages of a key one by one, only some of a key are claimed at a time: those behind them
+//! would take the places of other keys' messages and could not go. They go to `outbox_waiting` and are fetched when the
+//! first ones have ended. A partition that is one order is then read only as far.
+//!
 //! A *parked* message is claimed and kept in memory, and not sent. A message is parked while a transaction is open that
 //! has enqueued an earlier message of its key, and while earlier messages come back from `outbox_waiting`.
 
@@ -97,6 +101,16 @@ pub struct BlockedKey {
     pub followers: bool,
 }
 
+/// A key whose messages are to be fetched from `outbox_waiting`.
+#[derive(Clone, Debug)]
+pub struct DrainingKey {
+    pub key: OrderedKey,
+    /// None of them has a lower seq, as far as is known; MAX = it is not known.
+    pub first: i64,
+    /// How many of them may be fetched.
+    pub room: usize,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeyState {
     /// Claimed messages may be sent.
@@ -133,6 +147,8 @@ struct Tracked {
     parked: BTreeMap<i64, MessageHandle>,
     /// `outbox_waiting` may hold messages of this key that wait behind another.
     followers: bool,
+    /// The first of them has this seq or a higher one, as far as is known; MAX = it is not known.
+    first_follower: i64,
 }
 
 impl Tracked {
@@ -142,7 +158,22 @@ impl Tracked {
             run: VecDeque::new(),
             parked: BTreeMap::new(),
             followers,
+            first_follower: i64::MAX,
         }
+    }
+
+    /// The number of its messages in flight.
+    fn len(&self) -> usize {
+        self.run.len() + self.parked.len()
+    }
+
+    /// A message of the key goes to `outbox_waiting`.
+    fn follow(&mut self, seq: i64) {
+        self.first_follower = match self.followers {
+            true => self.first_follower.min(seq),
+            false => seq,
+        };
+        self.followers = true;
     }
 
     /// Whether there is nothing to remember about the key.
@@ -186,7 +217,7 @@ impl Tracked {
 
 /// The order of the messages of one worker for one destination. Keys without messages in flight and without failed ones
 /// take no memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct KeyOrder {
     keys: foldhash::HashMap<Rc<OrderedKey>, Tracked>,
     /// The messages of all runs, with their keys.
@@ -197,14 +228,24 @@ pub struct KeyOrder {
     may_drain: bool,
     /// Whether a key may be blocked. False saves lookups for each message.
     may_block: bool,
+    /// The most messages of a key that are in flight.
+    most_of_a_key: usize,
+}
+
+impl Default for KeyOrder {
+    fn default() -> Self {
+        Self {
+            keys: foldhash::HashMap::default(),
+            sent: foldhash::HashMap::default(),
+            parked: 0,
+            may_drain: false,
+            may_block: false,
+            most_of_a_key: usize::MAX,
+        }
+    }
 }
 
 impl KeyOrder {
-    /// Whether a key may be draining. If false, no message is to be fetched from `outbox_waiting`.
-    pub fn may_drain(&self) -> bool {
-        self.may_drain
-    }
-
     /// The number of parked messages.
     pub fn parked(&self) -> usize {
         self.parked
@@ -223,6 +264,11 @@ impl KeyOrder {
         self.keys.len()
     }
 
+    /// Sets how many messages of one key are sent or parked from now on; MAX = any number.
+    pub fn set_most_of_a_key(&mut self, most: usize) {
+        self.most_of_a_key = most;
+    }
+
     /// Decides what to do with a claimed message. `held`: it is held by an open transaction, which has enqueued an
     /// earlier message of its key.
     pub fn admit(&mut self, handle: MessageHandle, key: OrderedKey, seq: i64, held: bool) -> Admission {
@@ -231,7 +277,10 @@ impl KeyOrder {
             .keys
             .entry(Rc::clone(&key))
             .or_insert_with(|| Tracked::new(KeyState::Open, false));
+        let is_bounded = key.key.is_some() && self.most_of_a_key < usize::MAX;
         let admission = match tracked.state {
+            KeyState::Open | KeyState::Stopping if is_bounded && tracked.len() >= self.most_of_a_key => Admission::Wait,
+            KeyState::Draining if is_bounded => Admission::Wait, // in memory it could not go before those
             KeyState::Open if !held && tracked.parked.is_empty() => Admission::Go,
             KeyState::Open | KeyState::Stopping | KeyState::Draining => Admission::Park,
             KeyState::Blocked { blocker } if seq == blocker && tracked.run.is_empty() => Admission::Go,
@@ -246,7 +295,13 @@ impl KeyOrder {
                 tracked.parked.insert(seq, handle);
                 self.parked += 1;
             }
-            Admission::Wait => tracked.followers = true,
+            Admission::Wait => {
+                tracked.follow(seq);
+                if tracked.state == KeyState::Open {
+                    tracked.state = KeyState::Draining;
+                    self.may_drain = true;
+                }
+            }
         }
         admission
     }
@@ -360,14 +415,17 @@ impl KeyOrder {
                     Some(_) => (Disposition::Wait, KeyState::Blocked { blocker: seq }),
                     None => (release_behind_failed(), KeyState::Open),
                 };
-                let behind = ended.len();
+                let first = tracked.run.front().map(|sent| sent.seq);
+                let first = first.or_else(|| tracked.parked.keys().next().copied());
                 for sent in tracked.run.drain(..) {
                     self.sent.remove(&sent.handle);
                     ended.push((sent.handle, stay.clone()));
                 }
                 self.parked -= tracked.parked.len();
                 ended.extend(tracked.give_up_parked().map(|parked| (parked, stay.clone())));
-                tracked.followers |= key.key.is_some() && ended.len() > behind;
+                if let Some(first) = first.filter(|_| key.key.is_some()) {
+                    tracked.follow(first);
+                }
                 tracked.state = state;
                 self.may_block |= matches!(state, KeyState::Blocked { .. });
             } else if !matches!(tracked.state, KeyState::Open | KeyState::Draining) {
@@ -402,16 +460,23 @@ impl KeyOrder {
     }
 
     /// The keys whose messages are to be fetched from `outbox_waiting`, sorted.
-    pub fn draining(&mut self) -> Vec<OrderedKey> {
+    pub fn draining(&mut self) -> Vec<DrainingKey> {
         if !self.may_drain {
             return Vec::new();
         }
-        let mut keys: Vec<OrderedKey> = (self.keys.iter())
-            .filter(|(_, tracked)| tracked.state == KeyState::Draining)
-            .map(|(key, _)| OrderedKey::clone(key))
+        let most = self.most_of_a_key;
+        let draining = (self.keys.iter()).filter(|(_, tracked)| tracked.state == KeyState::Draining);
+        self.may_drain = draining.clone().next().is_some();
+        // Not for each message that ends: that would be a statement for a row or two.
+        let mut keys: Vec<DrainingKey> = draining
+            .filter(|(_, tracked)| tracked.run.len() <= most / 2)
+            .map(|(key, tracked)| DrainingKey {
+                key: OrderedKey::clone(key),
+                first: tracked.first_follower,
+                room: most - tracked.run.len(),
+            })
             .collect();
-        self.may_drain = !keys.is_empty();
-        keys.sort_unstable(); // the order of a map is random
+        keys.sort_unstable_by(|one, other| one.key.cmp(&other.key)); // the order of a map is random
         keys
     }
 
@@ -438,6 +503,9 @@ impl KeyOrder {
             Some((_, last)) if full => *last,
             _ => i64::MAX,
         };
+        if let Some((_, last)) = rows.last() {
+            tracked.first_follower = last + 1;
+        }
         tracked.send_parked(bound, may_go, &mut go);
         self.parked -= go.len();
         self.sent.extend(go.iter().map(|handle| (*handle, Rc::clone(&key))));
@@ -466,13 +534,16 @@ impl KeyOrder {
             Some(_) => None,
             None => tracked.parked.pop_first(),
         };
+        let lowest = tracked.parked.keys().next().copied();
         let evict: Vec<MessageHandle> = tracked.give_up_parked().collect();
         tracked.parked.extend(first);
         self.parked -= evict.len();
         if key.key.is_none() {
             return evict;
         }
-        tracked.followers |= !evict.is_empty();
+        if let Some(lowest) = lowest {
+            tracked.follow(lowest);
+        }
         if tracked.state == KeyState::Open {
             tracked.state = tracked.next_state();
         }
@@ -499,6 +570,9 @@ impl KeyOrder {
                 continue;
             }
             let (blocker, followers) = found.remove(key.as_ref()).unwrap_or((None, false));
+            if followers && !tracked.followers {
+                tracked.first_follower = i64::MAX;
+            }
             tracked.followers = followers;
             if !tracked.run.is_empty() || tracked.state == KeyState::Stopping {
                 continue;
@@ -531,6 +605,7 @@ impl KeyOrder {
     pub fn bounds(&self) -> HashMap<Partition, i64> {
         let bound = |(key, tracked): (&Rc<OrderedKey>, &Tracked)| {
             let bound = match (&key.key, tracked.state) {
+                (None, _) if tracked.run.len() > self.most_of_a_key / 2 => Some(NOWHERE),
                 (None, KeyState::Stopping) | (Some(_), KeyState::Draining) => Some(NOWHERE),
                 (None, _) => tracked.parked.keys().next().copied(),
                 (Some(_), _) => None,
@@ -551,13 +626,24 @@ impl KeyOrder {
             .retain(|key, tracked| key.key.is_none() || !(tracked.run.is_empty() && tracked.parked.is_empty()));
     }
 
-    /// Gives up the parked messages of the partitions in `scope`, because another worker is to take them over.
-    pub fn give_up_parked(&mut self, scope: impl Fn(Partition) -> bool) -> Vec<MessageHandle> {
+    /// Gives up the parked messages of the partitions in `scope`, and those at the end of a run that are still `unsent`.
+    /// The caller releases them.
+    pub fn give_up_unsent(
+        &mut self,
+        scope: impl Fn(Partition) -> bool,
+        unsent: impl Fn(MessageHandle) -> bool,
+    ) -> Vec<MessageHandle> {
         let mut given_up = Vec::new();
         for (_, tracked) in self.keys.iter_mut().filter(|(key, _)| scope(key.partition)) {
+            let sent = tracked.run.iter().rposition(|sent| !unsent(sent.handle));
+            for unsent in tracked.run.drain(sent.map_or(0, |last| last + 1)..) {
+                self.sent.remove(&unsent.handle);
+                given_up.push(unsent.handle);
+            }
+            self.parked -= tracked.parked.len();
             given_up.extend(tracked.give_up_parked());
         }
-        self.parked -= given_up.len();
+        self.keys.retain(|_, tracked| !tracked.is_plain());
         given_up.sort_unstable();
         given_up
     }

@@ -16,6 +16,7 @@
 //! - [`slow_start`]: how many messages a destination gets after it has failed.
 //! - [`pass`]: whether a pass claims, and how long the worker waits after it.
 //! - [`budget`]: the fair split of a claim's rows among partitions.
+//! - [`memory_budget`]: how much memory the messages of a worker take, and which destinations may use it.
 //! - [`rate_limit`]: how fast messages are sent to a destination.
 //! - [`engine`]: the path of a message through a worker, with tables and broker behind traits.
 //! - [`open_transactions`]: open transactions, which hold later messages of their keys.
@@ -61,6 +62,7 @@ mod json;
 pub mod key_order;
 pub mod latency;
 pub mod lease;
+pub mod memory_budget;
 pub mod message;
 pub mod nested;
 pub mod open_transactions;

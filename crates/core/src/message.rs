@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use crate::event::Event;
+use crate::memory_budget::MESSAGE_BYTES;
 use crate::partition::Partition;
 pub use crate::text::Text;
 
@@ -26,6 +27,18 @@ pub struct Publication {
     pub properties: Properties,
     /// The bytes of the message: the same for each retry of the same event.
     pub body: Vec<u8>,
+}
+
+impl Publication {
+    /// About what it takes in memory, in bytes.
+    pub fn bytes(&self) -> usize {
+        let text = |value: &HeaderValue| match value {
+            HeaderValue::Text(text) => text.len(),
+            _ => 0,
+        };
+        let headers = self.properties.headers.iter();
+        MESSAGE_BYTES + self.body.len() + headers.map(|(name, value)| name.len() + text(value)).sum::<usize>()
+    }
 }
 
 /// The properties of a message, as in AMQP. `delivery_mode` is absent because it is always 2 (persistent).
@@ -102,6 +115,16 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// Whether the destination has answered the message.
+    pub fn is_answer(&self) -> bool {
+        match self {
+            Self::Confirmed | Self::Nacked | Self::Failed { .. } | Self::Returned { .. } | Self::Refused { .. } => true,
+            Self::Unsendable { .. } | Self::Unanswered { .. } | Self::Lost { .. } | Self::Blocked | Self::Expired => {
+                false
+            }
+        }
+    }
+
     /// Whether later messages of its key may be sent.
     pub fn is_passed(&self) -> bool {
         matches!(self, Self::Confirmed | Self::Expired)

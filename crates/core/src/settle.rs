@@ -39,6 +39,8 @@ pub struct Rules {
     /// Whether messages wait behind a dead letter of their key or partition.
     pub dead_blocks: bool,
     pub ordering: Ordering,
+    /// Whether the messages of a key or partition are sent one by one, each after the answer to the one before it.
+    pub one_by_one: bool,
 }
 
 impl Rules {
@@ -423,6 +425,7 @@ mod tests {
     #[test]
     fn a_dead_letter_blocks_its_key_or_its_partition() {
         let rules = |ordering, dead_blocks| Rules {
+            one_by_one: false,
             retry: POLICY,
             dead_blocks,
             ordering,

@@ -12,6 +12,8 @@ pub struct AdmissionControl {
     pub rate_limit: RateLimit,
     /// The messages that this pass may still take; None = no messages.
     pub allowance: Option<Allowance>,
+    /// Since when the memory of the worker is taken by other messages and this destination cannot claim, in ms.
+    pub lacks_memory_since_ms: Option<u64>,
     /// The position in WAL that the standbys must have before ready messages are handed over; None = unknown, because
     /// messages came since it was read. None come while others are ready, so one position is enough for all.
     pub needs_wal: Option<WalPosition>,
@@ -22,8 +24,14 @@ impl AdmissionControl {
         Self {
             rate_limit: RateLimit::new(0, 1, now_us),
             allowance: None,
+            lacks_memory_since_ms: None,
             needs_wal: None,
         }
+    }
+
+    /// Takes whether the destination lacks memory for a claim now.
+    pub fn lacks_memory(&mut self, lacks: bool, now_ms: u64) {
+        self.lacks_memory_since_ms = lacks.then(|| self.lacks_memory_since_ms.unwrap_or(now_ms));
     }
 
     /// The most rows of one claim. No more than the rate limit lets go within a second: in the table they can still

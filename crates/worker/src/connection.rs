@@ -72,8 +72,18 @@ impl<P: DestinationPublisher> Connection<P> {
         }
     }
 
+    /// The same for a connection whose messages got no answer: the next one begins with one message.
+    pub fn give_up(&mut self, reason: &'static str, now: Instant) {
+        self.slow_start.went_down();
+        self.close(reason, now);
+    }
+
     pub fn is_closed(&self) -> bool {
         self.publisher.is_none()
+    }
+
+    pub fn is_closing(&self) -> bool {
+        self.closing.is_some()
     }
 
     /// Whether `take` has something to take.
@@ -164,8 +174,7 @@ impl<P: DestinationPublisher> Connection<P> {
                 PublisherEvent::Ended(why) => ended = Some(why),
             }
         }
-        let is_answered =
-            |answered: &&Answered| !matches!(answered.outcome, Outcome::Lost { .. } | Outcome::Unanswered { .. });
+        let is_answered = |answered: &&Answered| answered.outcome.is_answer();
         self.slow_start.answered(outcomes.iter().filter(is_answered).count());
         let has = |kind: Outcome| outcomes.iter().any(|answered| answered.outcome == kind);
         let died = ended.as_ref().and_then(Option::as_ref);

@@ -14,6 +14,7 @@ use outbox_core::engine::{
     WakePolicy,
 };
 use outbox_core::key_order::MessageHandle;
+use outbox_core::memory_budget::{MESSAGE_BYTES, MemoryBudget};
 use outbox_core::message::{Event, Outcome, Pointer, Publication, Text};
 use outbox_core::partition::Partition;
 use outbox_core::pass::{self, PassState};
@@ -23,15 +24,25 @@ use outbox_core::standbys::{Progress, WalPosition};
 use outbox_transport::Answered;
 use outbox_transport::target::{Protocol, Target};
 use std::collections::HashSet;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// How long a publisher may take to end while other destinations wait for it.
 pub const STOP_LIMIT: Duration = Duration::from_millis(200);
 
+/// How long a destination lacks memory before it is reported, in ms.
+const LACK_REPORTED_AFTER_MS: u64 = 5_000;
+/// How long a destination may answer nothing before its connection is closed so that others get the memory of its
+/// messages, in ms. Each time doubles it, so that one that is slow answers before that.
+const PATIENCE_MS: u64 = 3_000;
+const NEEDED: &str = "its memory was needed for other destinations";
+
 /// The state that all destinations of one worker share. The worker writes it; the destinations read it.
 pub struct Common<R: Runtime> {
     pub runtime: R,
     pub settings: WorkerSettings,
+    /// The memory for the messages of all destinations.
+    pub memory: Rc<MemoryBudget>,
     /// Why nothing is delivered from this database; None = the database is adopted.
     pub not_adopted: Option<String>,
     /// The number of live workers of this database, as of the last heartbeat.
@@ -92,6 +103,8 @@ pub struct Destination<R: Runtime> {
     claimed_wait_ms: Option<u32>,
     /// Whether it has reported its state in this pass, if that has changed.
     has_reported: bool,
+    /// How long its messages may have no answer while others lack memory, in ms.
+    patience_ms: u64,
     /// None = it takes part in the next pass.
     sleep: Option<Sleep>,
     /// The route parts of a target without an exchange: empty.
@@ -127,7 +140,7 @@ impl<R: Runtime> Destination<R> {
     ) -> Self {
         let runtime = &common.runtime;
         let target = description.target(&common.settings);
-        let mut engine = Engine::new(&description.name, sharing, runtime.bounds());
+        let mut engine = Engine::new(&description.name, sharing, runtime.bounds(), &common.memory);
         engine.set_leases(leases.to_vec(), leaving.clone());
         let needed = target.clone().map(Target::connection);
         let mut connection = Connection::new(runtime, &description.name, needed);
@@ -146,6 +159,7 @@ impl<R: Runtime> Destination<R> {
             request: None,
             claimed_wait_ms: None,
             has_reported: false,
+            patience_ms: PATIENCE_MS,
             sleep: None,
             no_exchange: (Text::default(), Template::parse("").expect("an empty template")),
         };
@@ -225,7 +239,8 @@ impl<R: Runtime> Destination<R> {
     /// cannot claim.
     pub fn end_pass(&mut self, common: &Common<R>) {
         let is_known = self.has_reported && !self.report.is_awaited() && !self.retires;
-        let is_idle = is_known && self.outstanding() == 0 && self.request.is_none();
+        let lacks_memory = self.admission.lacks_memory_since_ms.is_some();
+        let is_idle = is_known && self.outstanding() == 0 && self.request.is_none() && !lacks_memory;
         let may_claim = pass::next(&self.pass_state(common)).claim.is_some();
         let has_nothing_new = !may_claim || self.engine.has_read_all(common.now_ms());
         let sleeps = is_idle && has_nothing_new && self.engine.sharing() == Sharing::Leases;
@@ -319,6 +334,7 @@ impl<R: Runtime> Destination<R> {
             (true, _) if common.held.is_some() => ConnectionStatus::plain(off, common.held.map(str::to_owned)),
             (true, _) => match self.awaits_standbys(common) {
                 Some(awaited) => ConnectionStatus::standby(awaited),
+                None if self.has_lacked_memory(common) => ConnectionStatus::memory(common.memory.bytes()),
                 None => self.connection.status.clone(),
             },
             (false, None) => ConnectionStatus::plain(off, None),
@@ -433,7 +449,8 @@ impl<R: Runtime> Destination<R> {
     /// Called before each wait: sets which answers end it. Returns the longest wait for this destination, in ms.
     /// `polls`: answers cannot wake this worker, so it polls for them after this time, in ms.
     pub fn arm_wake(&mut self, common: &Common<R>, polls: Option<u32>) -> Option<u32> {
-        let has_room = self.pass_state(common).has_room();
+        let has_memory = self.engine.room_in_memory(common.now_ms()) > 0;
+        let has_room = has_memory && self.pass_state(common).has_room();
         let policy = match common.leaves {
             false => self.engine.wake_policy(common.now_ms(), has_room),
             true => WakePolicy::EACH,
@@ -562,8 +579,55 @@ impl<R: Runtime> Destination<R> {
             .map(|room| room.min(self.room(common)));
         let may_claim = may_claim && !(common.once && self.engine.has_claimed());
         let room = room.filter(|room| may_claim && *room > 0);
+        let now_ms = common.now_ms();
+        let bytes = self.engine.room_in_memory(now_ms);
+        let lacks_memory = room.is_some() && bytes == 0 && !self.engine.has_read_all(now_ms);
+        self.admission
+            .lacks_memory(lacks_memory && self.engine.lacks_memory(now_ms), now_ms);
+        let rows = u32::try_from(bytes.div_ceil(MESSAGE_BYTES)).unwrap_or(u32::MAX);
+        let room = room.map(|room| room.min(rows)).filter(|room| *room > 0);
         self.admission.allowance = room.map(|room| Allowance::of_pass(room, self.batch(common)));
     }
+
+    // ---- memory -----------------------------------------------------------------------------------------------------
+
+    /// Since when others have taken the memory that it needs for a claim, in ms; None = they have not.
+    pub fn lacks_memory_since_ms(&self) -> Option<u64> {
+        self.admission.lacks_memory_since_ms
+    }
+
+    fn has_lacked_memory(&self, common: &Common<R>) -> bool {
+        let lacks = |since_ms| common.now_ms() >= since_ms + LACK_REPORTED_AFTER_MS;
+        self.connection.is_connected() && self.admission.lacks_memory_since_ms.is_some_and(lacks)
+    }
+
+    /// Gives up messages that are not on their way, because others lack memory: all of a destination that is silent, and
+    /// those that another one keeps back. Returns whether there were any.
+    pub fn yield_memory(&mut self, common: &Common<R>) -> bool {
+        let rules = self.rules(common);
+        match self.engine.silent(common.now_ms()) {
+            Some(_) => self.engine.release_unsent(&rules, NEEDED),
+            None => self.engine.give_up_kept_back(&rules),
+        }
+    }
+
+    /// What its messages take, in bytes, if they have had no answer for so long that its connection may be closed to free
+    /// that.
+    pub fn stuck_bytes(&self, common: &Common<R>) -> Option<usize> {
+        let (silent_ms, bytes) = self.engine.silent(common.now_ms())?;
+        (silent_ms >= self.patience_ms && !self.connection.is_closing()).then_some(bytes)
+    }
+
+    /// Closes the connection. Its messages are released once it is closed.
+    pub fn give_up_connection(&mut self, common: &Common<R>) {
+        let runtime = &common.runtime;
+        let text = format_args!("the connection is closed: messages have had no answer, and {NEEDED}");
+        runtime.log(Some(&self.name), text);
+        self.patience_ms = self.patience_ms.saturating_mul(2);
+        self.connection.give_up(NEEDED, runtime.now());
+    }
+
+    // ---- claim ------------------------------------------------------------------------------------------------------
 
     /// Whether the claim of this pass reads lanes. With a poison candidate in flight nothing is brought back before its
     /// answer, which wakes this worker.
@@ -645,7 +709,12 @@ impl<R: Runtime> Destination<R> {
 
     fn claim_rows(&mut self, common: &Common<R>, may_claim: bool) -> Result<usize, R::Error> {
         let (runtime, now_ms) = (&common.runtime, common.now_ms());
-        self.admission.allowance = self.admission.allowance.filter(|_| may_claim);
+        // Others may have taken the memory since the allowance was set.
+        let has_memory = self.engine.room_in_memory(now_ms) > 0;
+        if self.admission.allowance.is_some() && !has_memory {
+            self.admission.lacks_memory(true, now_ms);
+        }
+        self.admission.allowance = self.admission.allowance.filter(|_| may_claim && has_memory);
         let (Some(allowance), Ok(target)) = (self.admission.allowance, &self.target) else {
             return Ok(0);
         };
@@ -733,10 +802,11 @@ impl<R: Runtime> Destination<R> {
 
     /// The longest wait for this destination, in ms. `may_claim`: no other destination keeps this one from claiming.
     fn wait_ms(&mut self, common: &Common<R>, may_claim: bool) -> u32 {
-        let state = self.pass_state(common);
+        let (state, now_ms) = (self.pass_state(common), common.now_ms());
+        let has_memory = self.engine.room_in_memory(now_ms) > 0;
         let state = PassState {
-            enabled: state.enabled && may_claim && !(common.once && self.engine.has_claimed()),
-            claims_fast_in_ms: self.engine.claims_fast_in_ms(common.now_ms()).map(|ms| ms as u32),
+            enabled: state.enabled && may_claim && has_memory && !(common.once && self.engine.has_claimed()),
+            claims_fast_in_ms: self.engine.claims_fast_in_ms(now_ms).map(|ms| ms as u32),
             ..state
         };
         let wait_ms = pass::next(&state).wait_ms;
@@ -764,7 +834,7 @@ impl<R: Runtime> Destination<R> {
         if room == 0 {
             return;
         }
-        self.engine.hand_over(|mut now| {
+        self.engine.hand_over(common.now_ms(), |mut now| {
             let mut later = now.split_off(room.min(now.len()));
             let count = now.len();
             match connection.publish(now) {

@@ -2,7 +2,7 @@
 //! in the server calls them through SPI, one outside through its session: each is a [`Db`].
 
 use crate::settings::{Described, Mapping};
-use outbox_core::engine::{Batch, CLAIM_BYTES_MAX, Claimed, DueMessages, Events, HeldLease, Lane, RowId, Settlement};
+use outbox_core::engine::{Batch, ClaimLimits, Claimed, DueMessages, Events, HeldLease, Lane, RowId, Settlement};
 use outbox_core::event::{self, Event, sendable};
 use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::lease::Lease;
@@ -44,7 +44,13 @@ pub trait Db {
 
     /// Claims messages as [`WorkerProtocol::claim`] does, if their rows can be chosen without a statement. None:
     /// nothing was done.
-    fn claim(&self, _worker: &str, _destination: &str, _lanes: &[Lane]) -> Result<Option<ClaimedBatch>, Self::Error> {
+    fn claim(
+        &self,
+        _worker: &str,
+        _destination: &str,
+        _lanes: &[Lane],
+        _limits: ClaimLimits,
+    ) -> Result<Option<ClaimedBatch>, Self::Error> {
         Ok(None)
     }
 
@@ -53,9 +59,9 @@ pub trait Db {
         Ok(())
     }
 
-    /// The events of claimed messages from the source; those for which the time or memory does not suffice are missing.
+    /// The events of claimed messages from the source; those for which the time or the bytes do not suffice are missing.
     /// None: no source is set, and the claim had the events.
-    fn source_events(&self, _worker: &str, _claimed: &[Claimed]) -> Result<Option<Events>, Self::Error> {
+    fn source_events(&self, _worker: &str, _claimed: &[Claimed], _bytes: usize) -> Result<Option<Events>, Self::Error> {
         Ok(None)
     }
 
@@ -223,11 +229,11 @@ impl<D: Db> WorkerProtocol<D> {
         self.db.one(Statement::Text(sql), &[], |row| row.count(0))
     }
 
-    /// Claims messages of leased lanes, all of them with the same read limit and the same `most`.
-    pub fn claim(&self, destination: &str, lanes: &[Lane]) -> Result<ClaimedBatch, D::Error> {
+    /// Claims messages of leased lanes, all of them with the same read limit.
+    pub fn claim(&self, destination: &str, lanes: &[Lane], limits: ClaimLimits) -> Result<ClaimedBatch, D::Error> {
         self.db.check_source(&self.worker)?;
-        if let Some(claimed) = self.db.claim(&self.worker, destination, lanes)? {
-            return self.with_events(claimed, &release());
+        if let Some(claimed) = self.db.claim(&self.worker, destination, lanes, limits)? {
+            return self.with_events(claimed, limits, &release());
         }
         let args = [
             self.worker(),
@@ -236,11 +242,11 @@ impl<D: Db> WorkerProtocol<D> {
             bigints(epochs(lanes.iter().map(|lane| (lane.partition, lane.epoch))).into_iter()),
             Arg::Ints(lanes.iter().map(|lane| lane.limit as i32).collect()),
             Arg::BigInts(Some(lanes.iter().map(|lane| Some(lane.cursor)).collect())),
-            Arg::BigInt(Some(CLAIM_BYTES_MAX as i64)),
+            Arg::BigInt(Some(limits.bytes as i64)),
             Arg::BigInt(lanes.iter().map(|lane| lane.read_limit).max()),
-            Arg::Int(lanes.iter().map(|lane| lane.most).max().unwrap_or_default() as i32),
+            Arg::Int(limits.rows as i32),
         ];
-        self.with_events(self.claimed("claim", destination, &args)?, &release())
+        self.with_events(self.claimed("claim", destination, &args)?, limits, &release())
     }
 
     /// Claims messages of any partition for `ttl_s` seconds, with leasing off.
@@ -249,17 +255,17 @@ impl<D: Db> WorkerProtocol<D> {
         destination: &str,
         token: i64,
         ttl_s: i32,
-        limit: u32,
+        limits: ClaimLimits,
     ) -> Result<ClaimedBatch, D::Error> {
         self.db.check_source(&self.worker)?;
         let args = [
             Arg::Text(Some(destination)),
             Arg::BigInt(Some(token)),
             Arg::Int(ttl_s),
-            Arg::Int(limit as i32),
-            Arg::BigInt(Some(CLAIM_BYTES_MAX as i64)),
+            Arg::Int(limits.rows as i32),
+            Arg::BigInt(Some(limits.bytes as i64)),
         ];
-        self.with_events(self.claimed(D::CLAIM_UNLEASED, destination, &args)?, &release())
+        self.with_events(self.claimed(D::CLAIM_UNLEASED, destination, &args)?, limits, &release())
     }
 
     /// Claims the first messages of a key that wait behind another message. The flag says whether more of them wait.
@@ -268,22 +274,22 @@ impl<D: Db> WorkerProtocol<D> {
         key: &OrderedKey,
         epoch: i64,
         read_limit: i64,
-        limit: u32,
+        limits: ClaimLimits,
     ) -> Result<(ClaimedBatch, bool), D::Error> {
         self.db.check_source(&self.worker)?;
         let its_key = || {
             let (destination, partition) = (Arg::Text(Some(&key.destination)), key.partition.as_i16());
             [destination, Arg::SmallInt(partition), Arg::Text(key.key.as_deref())]
         };
-        let limits = [
+        let which = [
             bigints(epochs([(key.partition, epoch)]).into_iter()),
             Arg::BigInt(Some(read_limit)),
-            Arg::Int(limit as i32),
-            Arg::BigInt(Some(CLAIM_BYTES_MAX as i64)),
+            Arg::Int(limits.rows as i32),
+            Arg::BigInt(Some(limits.bytes as i64)),
         ];
-        let args: Vec<Arg> = [self.worker()].into_iter().chain(its_key()).chain(limits).collect();
+        let args: Vec<Arg> = [self.worker()].into_iter().chain(its_key()).chain(which).collect();
         let claimed = self.claimed("claim_waiting", &key.destination, &args)?;
-        let claimed = self.with_events(claimed, &Disposition::Wait)?;
+        let claimed = self.with_events(claimed, limits, &Disposition::Wait)?;
         let sql = "select outbox_internal.waits($1, $2, $3)";
         Ok((
             claimed,
@@ -294,12 +300,17 @@ impl<D: Db> WorkerProtocol<D> {
     /// Replaces the events of a claim by those of the source, if one is set. Messages that cannot be read now are
     /// unclaimed. Events of outbox_events that the claim found under the same seqs are others. (So each claim searches
     /// an index that is usually empty. Without that, the functions of a claim would exist twice.)
-    fn with_events(&self, mut claimed: ClaimedBatch, unclaim: &Disposition) -> Result<ClaimedBatch, D::Error> {
+    fn with_events(
+        &self,
+        mut claimed: ClaimedBatch,
+        limits: ClaimLimits,
+        unclaim: &Disposition,
+    ) -> Result<ClaimedBatch, D::Error> {
         let batch = &mut claimed.batch;
         if batch.rows.is_empty() {
             return Ok(claimed);
         }
-        let mut events = match self.db.source_events(&self.worker, &batch.rows) {
+        let mut events = match self.db.source_events(&self.worker, &batch.rows, limits.bytes) {
             Ok(None) => return Ok(claimed),
             Ok(Some(events)) => events,
             Err(error) => {

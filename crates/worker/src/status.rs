@@ -41,6 +41,8 @@ pub enum StatusReason {
     Unconfirmed,
     /// Connected, but messages have waited long for standbys that must have their commits.
     Standby,
+    /// Connected, but others have taken the memory of the worker.
+    Memory,
 }
 
 impl StatusReason {
@@ -49,6 +51,7 @@ impl StatusReason {
             Self::Down(reason) => reason.name(),
             Self::Unconfirmed => "unconfirmed",
             Self::Standby => "standby",
+            Self::Memory => "memory",
         }
     }
 }
@@ -80,6 +83,16 @@ impl ConnectionStatus {
             state: State::Connected,
             reason: Some(StatusReason::Standby),
             detail: Some(awaited.to_owned()),
+            remedy: None,
+        }
+    }
+
+    /// Connected, while the messages of others take the memory of the worker, of this number of bytes.
+    pub fn memory(bytes: usize) -> Self {
+        Self {
+            state: State::Connected,
+            reason: Some(StatusReason::Memory),
+            detail: Some(format!("messages in flight take the {} MiB of the worker", bytes >> 20)),
             remedy: None,
         }
     }

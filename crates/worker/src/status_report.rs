@@ -89,8 +89,13 @@ impl StatusReport {
         if before.as_ref().is_none_or(|before| before.state != status.state) {
             self.since = runtime.now();
         }
-        let is_logged = before.is_some_and(|before| (before.state, before.reason) == (status.state, status.reason));
-        if !is_logged && status.state != State::Connecting {
+        let waits = Some(StatusReason::Memory);
+        let is_logged = before.is_some_and(|before| {
+            (before.state, before.reason) == (status.state, status.reason)
+                || before.reason == waits && status.state == State::Connected
+        });
+        // Many destinations may wait for memory, again and again.
+        if !is_logged && status.state != State::Connecting && status.reason != waits {
             let peer = if is_http { "receiver" } else { "broker" };
             match (status.reason, &status.detail) {
                 (Some(StatusReason::Standby), Some(awaited)) => {

@@ -2,7 +2,8 @@
 //! no work costs nothing, and who hangs delays nobody.
 
 use outbox_core::engine::{
-    Arrived, Batch, Claimed, DueMessages, HeldLease, Lane, Memory, RowId, Settlement, Sharing, StatementTimeout, Tables,
+    Arrived, Batch, Bounds, ClaimLimits, Claimed, DueMessages, HeldLease, Lane, Memory, RowId, Settlement, Sharing,
+    StatementTimeout, Tables,
 };
 use outbox_core::event::Event;
 use outbox_core::key_order::{BlockedKey, OrderedKey};
@@ -28,6 +29,8 @@ use std::time::{Duration, Instant};
 
 const PARTITIONS: i64 = 4;
 const LEASE_MS: u64 = 15_000;
+/// How long a publisher waits for an answer.
+const TIMEOUT_MS: u64 = 30_000;
 
 /// The server, the peers, and what was done there.
 struct World {
@@ -50,6 +53,9 @@ struct World {
     described: RefCell<Option<Vec<Described>>>,
     lease_until_ms: Cell<u64>,
     logged: RefCell<Vec<String>>,
+    payload_bytes: usize,
+    /// The most bytes that messages took after a pass.
+    memory_peak: Cell<usize>,
 }
 
 #[derive(Clone)]
@@ -74,6 +80,8 @@ struct Peer {
     world: Rc<World>,
     name: String,
     events: RefCell<Vec<PublisherEvent>>,
+    /// Messages without an answer, and when each was handed over, in ms.
+    unanswered: RefCell<Vec<(u64, u64)>>,
     /// When the publisher has ended, in ms.
     ends_ms: Cell<Option<u64>>,
 }
@@ -86,7 +94,11 @@ impl Peer {
 
 impl DestinationPublisher for Peer {
     fn publish(&self, batch: Vec<Publication>) -> Result<(), Vec<Publication>> {
-        if !self.hangs() {
+        if self.hangs() {
+            let now_ms = self.world.now_ms.get();
+            let handles = batch.iter().map(|publication| (publication.handle, now_ms));
+            self.unanswered.borrow_mut().extend(handles);
+        } else {
             let at = self.world.began + Duration::from_millis(self.world.now_ms.get());
             let answers = batch.into_iter().map(|publication| Answered {
                 handle: publication.handle,
@@ -101,11 +113,28 @@ impl DestinationPublisher for Peer {
     }
 
     fn has_events(&self) -> bool {
-        !self.events.borrow().is_empty() || self.ends_ms.get().is_some_and(|ms| self.world.now_ms.get() >= ms)
+        let now_ms = self.world.now_ms.get();
+        let oldest = self.unanswered.borrow().first().copied();
+        let is_over = oldest.is_some_and(|(_, at_ms)| now_ms >= at_ms + TIMEOUT_MS);
+        is_over || !self.events.borrow().is_empty() || self.ends_ms.get().is_some_and(|ms| now_ms >= ms)
     }
 
     fn drain(&mut self) -> Vec<PublisherEvent> {
         let mut events = self.events.take();
+        let now_ms = self.world.now_ms.get();
+        let is_over = |(_, at_ms): &mut (u64, u64)| now_ms >= *at_ms + TIMEOUT_MS;
+        let lost = |(handle, _)| Answered {
+            handle,
+            outcome: Outcome::Lost {
+                reason: "no answer".into(),
+            },
+            at: self.world.began + Duration::from_millis(now_ms),
+        };
+        let mut unanswered = self.unanswered.borrow_mut();
+        let over: Vec<Answered> = unanswered.extract_if(.., is_over).map(lost).collect();
+        if !over.is_empty() {
+            events.push(PublisherEvent::Outcomes(over));
+        }
         if self.ends_ms.get().is_some_and(|ms| self.world.now_ms.get() >= ms) {
             self.ends_ms.set(None);
             events.push(PublisherEvent::Ended(None));
@@ -247,6 +276,7 @@ impl Runtime for Host {
             world: Rc::clone(&self.0),
             name: connection.rsplit(' ').next().unwrap().to_owned(),
             events: RefCell::new(vec![PublisherEvent::State(ConnectionState::Connected)]),
+            unanswered: RefCell::default(),
             ends_ms: Cell::new(None),
         })
     }
@@ -291,7 +321,13 @@ impl Tables for Host {
         Ok(batch.len())
     }
 
-    fn claim(&self, destination: &str, lanes: &[Lane], _: StatementTimeout) -> Result<Batch, Infallible> {
+    fn claim(
+        &self,
+        destination: &str,
+        lanes: &[Lane],
+        limits: ClaimLimits,
+        _: StatementTimeout,
+    ) -> Result<Batch, Infallible> {
         self.0.spend("claim");
         let mut ready = self.0.ready.borrow_mut();
         let Some(lane) = lanes.iter().find(|lane| lane.partition == partition()) else {
@@ -300,7 +336,9 @@ impl Tables for Host {
         let Some(seqs) = ready.get_mut(destination) else {
             return Ok(Batch::default());
         };
-        let rows: Vec<Claimed> = (seqs.drain(..seqs.len().min(lane.limit as usize)))
+        let fit = limits.bytes.div_ceil(self.0.payload_bytes).min(lane.limit as usize);
+        let cut = fit < seqs.len();
+        let rows: Vec<Claimed> = (seqs.drain(..seqs.len().min(fit)))
             .map(|seq| Claimed {
                 row_id: RowId::default(),
                 pointer: Pointer {
@@ -316,7 +354,7 @@ impl Tables for Host {
                     expires_at_us: None,
                 },
                 event: Ok(Event {
-                    payload: "{}".to_owned(),
+                    payload: format!("\"{}\"", "x".repeat(self.0.payload_bytes)),
                     ..Event::default()
                 }),
             })
@@ -324,15 +362,16 @@ impl Tables for Host {
         ready.retain(|_, seqs| !seqs.is_empty());
         Ok(Batch {
             rows,
+            cut,
             ..Batch::default()
         })
     }
 
-    fn claim_unleased(&self, _: &str, _: u32) -> Result<Batch, Infallible> {
+    fn claim_unleased(&self, _: &str, _: ClaimLimits) -> Result<Batch, Infallible> {
         unreachable!("there are leases")
     }
 
-    fn claim_waiting(&self, _: &OrderedKey, _: i64, _: i64, _: u32) -> Result<(Batch, bool), Infallible> {
+    fn claim_waiting(&self, _: &OrderedKey, _: i64, _: i64, _: ClaimLimits) -> Result<(Batch, bool), Infallible> {
         unreachable!("nothing waits")
     }
 
@@ -419,6 +458,10 @@ struct Running {
 impl Running {
     /// A worker that serves `count` destinations and has nothing to do.
     fn new(count: usize, statement_ms: u64) -> Self {
+        Self::with_messages_of(2, count, statement_ms)
+    }
+
+    fn with_messages_of(payload_bytes: usize, count: usize, statement_ms: u64) -> Self {
         let world = Rc::new(World {
             began: Instant::now(),
             now_ms: Cell::new(1),
@@ -433,6 +476,8 @@ impl Running {
             described: RefCell::new(Some(described(0..count, &[]))),
             lease_until_ms: Cell::new(0),
             logged: RefCell::default(),
+            payload_bytes,
+            memory_peak: Cell::new(0),
         });
         let partitions = (0..PARTITIONS).map(|index| Partition::new(index).unwrap()).collect();
         let host = Host(Rc::clone(&world), Rc::new(partitions));
@@ -449,6 +494,8 @@ impl Running {
             panic!("it ended")
         };
         let wait_ms = self.worker.arm_wake(wait_ms, None);
+        let peak = self.world.memory_peak.get().max(self.worker.memory_taken());
+        self.world.memory_peak.set(peak);
         let comes = !self.world.rewinds.borrow().is_empty();
         let wait_ms = if comes { 0 } else { wait_ms.min(10) };
         self.world.now_ms.set(self.world.now_ms.get() + u64::from(wait_ms));
@@ -616,4 +663,70 @@ fn leases_are_renewed_between_the_steps_of_a_long_pass() {
         assert_eq!(last, 1_000 * (round + 1));
     }
     running.assert_kept_its_leases();
+}
+
+// ---- memory ---------------------------------------------------------------------------------------------------------
+
+const LARGE: usize = 1_000_000;
+
+fn assert_memory_is_bounded(running: &Running) {
+    let peak = running.world.memory_peak.get();
+    assert!(peak <= Bounds::USUAL.memory + 2 * LARGE, "{peak} bytes");
+}
+
+#[test]
+fn receivers_that_hang_leave_memory_for_those_that_work() {
+    for (hanging, payload_bytes) in [(1, LARGE), (300, LARGE), (900, 1_000)] {
+        let mut running = Running::with_messages_of(payload_bytes, 1_000, 0);
+        let usual_ms = running.latency_ms(950);
+        running.hang(0..hanging);
+        let waits_ms: Vec<u64> = (0..100).map(|_| running.latency_ms(950)).collect();
+        let longest_ms = waits_ms.iter().max().copied().unwrap_or_default();
+        assert!(
+            longest_ms <= usual_ms + 100,
+            "{hanging} of {payload_bytes} bytes: {waits_ms:?} ms"
+        );
+        assert_memory_is_bounded(&running);
+    }
+}
+
+/// Each had answered before and has a backlog, so it may have taken as much as any other.
+#[test]
+fn receivers_that_hang_in_the_middle_of_a_backlog_give_their_memory_back() {
+    for hanging in [2, 30, 60] {
+        let mut running = Running::with_messages_of(LARGE, 100, 0);
+        for number in 0..100 {
+            running.commit(number, 1);
+        }
+        let first = running.world.sequence.get() as usize;
+        running.run_until("all answer", |world| world.published.borrow().len() >= first);
+        running.world.hanging.borrow_mut().extend((0..hanging).map(name));
+        running.latency_ms(90); // it answered last
+        for number in 0..hanging {
+            running.commit(number, 50);
+        }
+        let waits_ms: Vec<u64> = (0..200).map(|_| running.latency_ms(90)).collect();
+        let mut sorted_ms = waits_ms.clone();
+        sorted_ms.sort_unstable();
+        assert!(
+            sorted_ms[199] <= 13_000 && sorted_ms[195] <= 100,
+            "{hanging}: {waits_ms:?} ms"
+        );
+        assert_memory_is_bounded(&running);
+        // They answer again, and nothing is lost.
+        running.world.hanging.borrow_mut().clear();
+        let all = running.world.sequence.get() as usize;
+        running.run_until("all arrive", |world| world.published.borrow().len() >= all);
+    }
+}
+
+#[test]
+fn receivers_that_work_share_the_memory() {
+    let mut running = Running::with_messages_of(LARGE, 60, 0);
+    for number in 0..60 {
+        running.commit(number, 64);
+    }
+    let all = running.world.sequence.get();
+    running.run_until("all arrive", |world| world.published.borrow().len() as i64 >= all);
+    assert_memory_is_bounded(&running);
 }

@@ -14,7 +14,7 @@ use crate::pg::text;
 use crate::pg::txn::{Xid, commit_position};
 use crate::store::rows::{self, EVENT, MESSAGE};
 use crate::store::statement::SavedStatement;
-use outbox_core::engine::{CLAIM_BYTES_MAX, Lane, RowId};
+use outbox_core::engine::{CLAIM_BYTES_MAX, ClaimLimits, Lane, RowId};
 use outbox_core::message::Event;
 use outbox_worker::protocol::{self, ClaimedBatch, Marked};
 use pgrx::datum::TimestampWithTimeZone;
@@ -81,13 +81,15 @@ impl ClaimedRows {
         worker: &str,
         destination: &str,
         lanes: &[Lane],
+        limits: ClaimLimits,
     ) -> SpiResult<Option<ClaimedBatch>> {
         let (outbox, events) = (Table::open(self.outbox), Table::open_to_read(self.events));
         let is_known = outbox.has(&MESSAGE) && outbox.may_read() && events.has(&EVENT) && events.may_read();
         // One snapshot for leases, pointers and events: a row that a later owner of the lease has claimed must not look
         // like one of an earlier owner. It lasts until the rows are marked, so no other row takes their places.
+        let tables = (&outbox, &events);
         let claim =
-            |snapshot: &RowSnapshot| self.claim_by(snapshot, client, worker, destination, lanes, (&outbox, &events));
+            |snapshot: &RowSnapshot| self.claim_by(snapshot, client, worker, destination, (lanes, limits), tables);
         let claimed = is_known.then(|| with_snapshot(claim)).transpose()?;
         events.close();
         outbox.close();
@@ -100,7 +102,7 @@ impl ClaimedRows {
         client: &mut SpiClient,
         worker: &str,
         destination: &str,
-        lanes: &[Lane],
+        (lanes, limits): (&[Lane], ClaimLimits),
         tables: (&Table, &Table),
     ) -> SpiResult<Option<ClaimedBatch>> {
         let mut claimed = ClaimedBatch::default();
@@ -111,7 +113,7 @@ impl ClaimedRows {
         }
         let mine = |lane: &&Lane| leases.held.contains(&(Some(lane.partition.as_i16()), Some(lane.epoch)));
         let mine = lanes.iter().filter(mine);
-        let Some(chosen) = choose(snapshot, tables, destination, mine, &mut claimed.batch.cut) else {
+        let Some(chosen) = choose(snapshot, tables, destination, mine, limits, &mut claimed.batch.cut) else {
             return Ok(None);
         };
         self.mark(client, worker, destination, lanes, chosen, &mut claimed)?;
@@ -192,6 +194,7 @@ fn choose<'a>(
     (outbox, events): (&Table, &Table),
     destination: &str,
     lanes: impl Iterator<Item = &'a Lane>,
+    limits: ClaimLimits,
     is_cut: &mut bool,
 ) -> Option<Vec<(Chosen, Read)>> {
     let mut by_lane = KeyScan::begin(outbox, &MESSAGE, ["destination", "partition", "seq"], snapshot)?;
@@ -204,15 +207,12 @@ fn choose<'a>(
         run_end: i64::MIN,
         at: None,
     };
-    let (destination, mut rows, mut most) = (text::to_server(destination), Vec::new(), 0);
-    lanes.for_each(|lane| {
-        most = lane.most as usize;
-        find(&mut by_lane, &destination, lane, &mut rows);
-    });
+    let (destination, mut rows) = (text::to_server(destination), Vec::new());
+    lanes.for_each(|lane| find(&mut by_lane, &destination, lane, &mut rows));
     rows.sort_unstable_by_key(|row| (row.seq, row.partition));
-    *is_cut = rows.len() > most;
-    rows.truncate(most);
-    let chosen = read(&mut events, rows, is_cut);
+    *is_cut = rows.len() > limits.rows as usize;
+    rows.truncate(limits.rows as usize);
+    let chosen = read(&mut events, rows, limits.bytes, is_cut);
     events.by_seq.end();
     by_lane.end();
     Some(chosen)
@@ -251,14 +251,14 @@ fn find(by_lane: &mut KeyScan, destination: &[u8], lane: &Lane, found: &mut Vec<
 }
 
 /// Reads the events of rows that are in order of seq, until their bodies reach the limit of bytes.
-fn read(events: &mut Events, rows: Vec<Chosen>, is_cut: &mut bool) -> Vec<(Chosen, Read)> {
+fn read(events: &mut Events, rows: Vec<Chosen>, bytes_max: usize, is_cut: &mut bool) -> Vec<(Chosen, Read)> {
     let runs = rows.chunk_by(|one, next| one.seq + 1 == next.seq);
     let run_ends: Vec<_> = runs
         .flat_map(|run| run.iter().map(|_| run[run.len() - 1].seq))
         .collect();
     let (mut bytes_before, mut chosen) = (0, Vec::with_capacity(rows.len()));
     for (row, run_end) in rows.into_iter().zip(run_ends) {
-        if bytes_before >= CLAIM_BYTES_MAX as i64 {
+        if bytes_before >= bytes_max as i64 {
             *is_cut = true;
             break;
         }

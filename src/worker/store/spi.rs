@@ -7,7 +7,7 @@ use crate::pg::spi::types;
 use crate::pg::spi::{Number, Param, Spi, SpiError, SpiHeapTupleData, SpiResult, SpiTupleTable};
 use crate::store::source::Source;
 use crate::store::statement::SavedStatement;
-use outbox_core::engine::{CLAIM_BYTES_MAX, Claimed, Events, Lane, RowId, Settlement};
+use outbox_core::engine::{ClaimLimits, Claimed, Events, Lane, RowId, Settlement};
 use outbox_worker::protocol::{Arg, ClaimedBatch, Db, ResultRow, Statement};
 use pgrx::datum::TimestampWithTimeZone;
 use std::cell::RefCell;
@@ -50,9 +50,9 @@ impl SpiDb {
 
     /// Events of the source, which are in the order of their seqs; an error is raised if none can be read. None: no
     /// source is set.
-    pub fn events(&self, seqs: &[i64]) -> Option<Events> {
+    pub fn events(&self, seqs: &[i64], bytes: usize) -> Option<Events> {
         let source = self.source.borrow().clone()?;
-        Some(source.read(seqs, CLAIM_BYTES_MAX).unwrap_or_else(|error| error.raise()))
+        Some(source.read(seqs, bytes).unwrap_or_else(|error| error.raise()))
     }
 
     /// Runs a query.
@@ -78,10 +78,16 @@ impl Db for SpiDb {
         })
     }
 
-    fn claim(&self, worker: &str, destination: &str, lanes: &[Lane]) -> SpiResult<Option<ClaimedBatch>> {
+    fn claim(
+        &self,
+        worker: &str,
+        destination: &str,
+        lanes: &[Lane],
+        limits: ClaimLimits,
+    ) -> SpiResult<Option<ClaimedBatch>> {
         Spi::connect_mut(|client| {
             let claimed = opened(&self.claimed, || ClaimedRows::open(client))?;
-            claimed.claim(client, worker, destination, lanes)
+            claimed.claim(client, worker, destination, lanes, limits)
         })
     }
 
@@ -92,9 +98,9 @@ impl Db for SpiDb {
         Ok(())
     }
 
-    fn source_events(&self, _: &str, claimed: &[Claimed]) -> SpiResult<Option<Events>> {
+    fn source_events(&self, _: &str, claimed: &[Claimed], bytes: usize) -> SpiResult<Option<Events>> {
         let seqs: Vec<i64> = claimed.iter().map(|row| row.pointer.seq).collect();
-        Ok(self.events(&seqs))
+        Ok(self.events(&seqs, bytes))
     }
 
     fn run<T>(

@@ -6,6 +6,7 @@ use super::rows::{Claimed, Settlement};
 use super::under_way::ClaimedMessage;
 use super::{CRASHES_MAX, Engine, Sharing};
 use crate::key_order::{Admission, MessageHandle, OrderedKey};
+use crate::memory_budget::MESSAGE_BYTES;
 use crate::message::{Event, Outcome, Pointer, Publication};
 use crate::open_transactions::OpenTransactions;
 use crate::settle::{Disposition, Rules};
@@ -18,6 +19,7 @@ impl Engine {
         open_transactions: &OpenTransactions,
         make: &mut impl FnMut(MessageHandle, &Pointer, Event) -> Result<Publication, String>,
     ) {
+        self.bound_keys(rules);
         for claimed in batch.rows {
             let seq = claimed.pointer.seq;
             let Some(key) = OrderedKey::of(&claimed.pointer, rules.ordering) else {
@@ -79,7 +81,9 @@ impl Engine {
         let message = ClaimedMessage {
             row_id,
             pointer,
-            body_bytes: publication.as_ref().map_or(0, |publication| publication.body.len()),
+            memory: self
+                .memory
+                .take(publication.as_ref().map_or(MESSAGE_BYTES, Publication::bytes)),
             publication: Some(publication),
             ordered,
         };

@@ -2,6 +2,7 @@
 //! the worker's main thread.
 
 use crate::key_order::MessageHandle;
+use crate::message::Outcome;
 use foldhash::HashSet;
 
 /// The outcomes that are expected from the publisher.
@@ -13,6 +14,10 @@ pub(super) struct Answers {
     moved: bool,
     /// When `moved_ms` last found that a message was handed over or answered, in ms.
     moved_ms: u64,
+    /// Whether the last outcome was an answer, and when it came, in ms; None = there was none yet.
+    last: Option<(bool, u64)>,
+    /// Since when messages wait for an answer and none comes, in ms. Without meaning while none is with the publisher.
+    silent_since_ms: u64,
 }
 
 impl Answers {
@@ -20,8 +25,30 @@ impl Answers {
         self.awaited.extend(handles);
     }
 
-    pub fn handed_over(&mut self) {
+    /// `is_first`: no other message is with the publisher.
+    pub fn handed_over(&mut self, is_first: bool, now_ms: u64) {
         self.moved = true;
+        if is_first {
+            self.silent_since_ms = now_ms;
+        }
+    }
+
+    pub fn on_outcome(&mut self, outcome: &Outcome, now_ms: u64) {
+        self.last = Some((outcome.is_answer(), now_ms));
+        self.silent_since_ms = now_ms;
+    }
+
+    /// For how long no answer came, in ms; 0 while none of `waiting` messages waits for one.
+    pub fn silent_ms(&self, now_ms: u64, waiting: usize) -> u64 {
+        match waiting {
+            0 => 0,
+            _ => now_ms.saturating_sub(self.silent_since_ms),
+        }
+    }
+
+    /// Whether the last outcome was an answer, and when it came, in ms; None = there was none yet.
+    pub fn last(&self) -> Option<(bool, u64)> {
+        self.last
     }
 
     /// The message has its outcome, or its outcome no longer matters.

@@ -40,7 +40,7 @@ impl Engine {
     pub(super) fn set_aside(&mut self, handle: MessageHandle, rules: &Rules) {
         self.aside.push(handle);
         let bytes: usize = (self.aside.iter().filter_map(|handle| self.messages.get(handle)))
-            .map(|message| message.body_bytes)
+            .map(|message| message.memory.bytes())
             .sum();
         if self.aside.len() <= self.bounds.parked && bytes <= self.bounds.bytes {
             return;

@@ -4,7 +4,7 @@ use super::rows::{Claimed, Lane};
 use crate::message::Event;
 use crate::partition::Partition;
 
-/// The most bytes of bodies in one claim. A claim stops at this limit, but always returns at least one message.
+/// The most bytes of bodies in one claim. A claim stops at its limit, but always returns at least one message.
 pub const CLAIM_BYTES_MAX: usize = 32 << 20;
 
 /// The result of one or more claims.
@@ -38,11 +38,6 @@ impl Batch {
     pub(super) fn body_bytes(&self) -> usize {
         let events = self.rows.iter().filter_map(|row| row.event.as_ref().ok());
         events.map(Event::body_bytes).sum()
-    }
-
-    /// Whether its bodies have reached [`CLAIM_BYTES_MAX`].
-    pub fn is_large(&self) -> bool {
-        self.body_bytes() >= CLAIM_BYTES_MAX
     }
 
     /// Adds the result of the claim of another lane.

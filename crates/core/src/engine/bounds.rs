@@ -1,7 +1,5 @@
 //! The limits of an engine: how many messages and bytes it has in flight, and how much it does in one statement.
 
-use super::batch::CLAIM_BYTES_MAX;
-
 /// The limits of an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
@@ -16,13 +14,17 @@ pub struct Bounds {
     /// flight, so the window must be larger than both by at least a quarter. Otherwise a worker with these numbers
     /// claims nothing.
     pub parked: usize,
+    /// The most messages of a key, if they are sent one by one; an eighth of it if half of the window is full.
+    pub of_a_key: usize,
     /// The most keys whose messages one claim fetches from `outbox_waiting`.
     pub drains: usize,
     /// The most rows that one claim fetches from `outbox_waiting` for each of these keys.
     pub drain_rows: u32,
-    /// In bytes. The engine claims only while the bodies with the publisher are smaller, and parks bodies up to this
-    /// size.
+    /// In bytes. The engine hands messages over, and claims, only while those with the publisher take less, and parks
+    /// messages up to this size.
     pub bytes: usize,
+    /// The most bytes that the messages of all destinations of a worker should take.
+    pub memory: usize,
 }
 
 impl Bounds {
@@ -31,8 +33,10 @@ impl Bounds {
         settle_rows: 2000,
         settle_failures: 20,
         parked: 500,
+        of_a_key: 64,
         drains: 8,
         drain_rows: 500,
-        bytes: CLAIM_BYTES_MAX,
+        bytes: 16 << 20,
+        memory: 64 << 20,
     };
 }

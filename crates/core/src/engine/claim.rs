@@ -22,11 +22,11 @@ use super::batch::{Batch, CLAIM_BYTES_MAX};
 use super::cursors::{END, START};
 use super::due::DUE_EVERY_MS;
 use super::ports::{Memory, StatementTimeout, Tables};
-use super::rows::{HeldLease, Lane, claimable};
+use super::rows::{ClaimLimits, HeldLease, Lane, claimable};
 use super::under_way::ClaimedMessage;
 use super::{Engine, Sharing};
 use crate::budget;
-use crate::key_order::{BlockedKey, MessageHandle};
+use crate::key_order::{BlockedKey, DrainingKey, MessageHandle, OrderedKey};
 use crate::message::{Event, Pointer, Publication};
 use crate::open_transactions::{OpenTransaction, OpenTransactions};
 use crate::partition::Partition;
@@ -94,10 +94,13 @@ impl Engine {
             self.full = true; // claim again immediately, after the settle
             return Ok(result);
         }
-        let (room, limit) = (limit, self.row_limit.of(limit));
+        let room = limit;
+        let bytes = self.room_in_memory(now_ms).clamp(1, CLAIM_BYTES_MAX);
+        let limit = self.row_limit.of(ClaimLimits { rows: room, bytes });
         if self.sharing == Sharing::RowClaims {
-            let batch = tables.claim_unleased(&self.destination, limit)?;
-            self.row_limit.record(&batch, limit);
+            let limits = ClaimLimits { rows: limit, bytes };
+            let batch = tables.claim_unleased(&self.destination, limits)?;
+            self.row_limit.record(&batch, limits);
             self.full = batch.rows.len() as u32 >= limit || batch.cut;
             result.messages = batch.rows.len();
             for claimed in batch.rows {
@@ -114,19 +117,28 @@ impl Engine {
         for (partition, seq) in self.fast_in_flight.take_overdue(now_ms) {
             self.cursors.lower(partition, seq);
         }
+        self.bound_keys(rules);
         self.bound_lanes(rules);
         // A lane that was read to its end has no new rows until a rewind announces them.
         let unread: Vec<HeldLease> = (leases.iter())
             .filter(|(partition, _)| self.cursor(*partition) < self.read_limit(*partition))
             .copied()
             .collect();
-        if unread.is_empty() && self.key_order.parked() == 0 && !self.key_order.may_drain() {
-            self.full = false;
+        let draining = self.key_order.draining();
+        if unread.is_empty() && self.key_order.parked() == 0 && draining.is_empty() {
+            (self.full, self.drains) = (false, false);
             return Ok(result);
         }
         let saturated: Vec<bool> = unread.iter().map(|(p, _)| self.saturated.contains(p)).collect();
-        let wanted =
-            (self.key_order.draining().len().min(self.bounds.drains) as u32).saturating_mul(self.bounds.drain_rows);
+        let wanted = (draining.iter().take(self.bounds.drains))
+            .map(|key| key.room.min(self.bounds.drain_rows as usize))
+            .fold(0, usize::saturating_add);
+        let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
+        // A lane that is one order is read as far as its messages can go soon.
+        let most = match rules.ordering {
+            Ordering::Partition if rules.one_by_one => (self.bounds.of_a_key / 2) as u32,
+            _ => u32::MAX,
+        };
         let for_lanes = limit - budget::reserved_for_followers(limit, wanted, self.claims);
         // By hand messages go in stored order over all lanes, so a lane may fill the claim.
         let by_hand = self.progress.read_limit < END;
@@ -136,18 +148,21 @@ impl Engine {
                 epoch: *epoch,
                 cursor: self.cursor(*partition),
                 read_limit: self.read_limit(*partition),
-                limit: if by_hand { for_lanes } else { share },
-                most: for_lanes,
+                limit: if by_hand { for_lanes } else { share }.min(most),
             })
             .collect();
+        let limits = ClaimLimits { rows: for_lanes, bytes };
         let mut batch = match lanes.as_slice() {
             [] => Batch::default(),
-            lanes => self.claim_lanes(tables, lanes, now_ms, &mut result)?, // (b)
+            lanes => self.claim_lanes(tables, lanes, limits, now_ms, &mut result)?, // (b)
         };
-        self.row_limit.record(&batch, for_lanes);
+        self.row_limit.record(&batch, limits);
         self.advance_cursors(&lanes, &batch);
         batch.rows = self.recognise(batch.rows);
-        let left = room.saturating_sub(batch.rows.len() as u32);
+        let left = ClaimLimits {
+            rows: room.saturating_sub(batch.rows.len() as u32),
+            bytes: bytes.saturating_sub(batch.body_bytes()),
+        };
         let claimed: Vec<(Partition, i64)> = batch.rows.iter().map(|row| row.pointer.which()).collect();
         memory.withdraw(&self.destination, &claimed);
         let open = memory.open_transactions(); // (c)
@@ -170,18 +185,36 @@ impl Engine {
         self.go(unparked, rules);
         let drained = self.drain(tables, &leases, &open_transactions, left, rules, &mut make);
         result.failure = result.failure.or(drained.err());
-        while self.key_order.parked() > self.bounds.parked || self.parks_too_much() {
-            let evicted = self.key_order.evict();
-            if evicted.is_empty() {
-                break; // only the first one of each partition is left
-            }
-            match rules.ordering {
-                Ordering::Partition => self.release(evicted, "it waits for an open transaction"),
-                _ => (evicted.into_iter()).for_each(|handle| self.queue_settle(handle, Disposition::Wait)),
-            }
-        }
+        while (self.key_order.parked() > self.bounds.parked || self.parks_too_much()) && self.evict(rules) {}
         self.bound_lanes(rules);
         Ok(result)
+    }
+
+    /// Whether a message of this key goes to `outbox_waiting` with the next settle.
+    fn is_about_to_wait(&self, key: &OrderedKey) -> bool {
+        let mut waits = (self.unsettled.iter()).filter(|ended| ended.disposition == Disposition::Wait);
+        waits.any(|ended| ended.pointer.partition == key.partition && ended.pointer.key == key.key)
+    }
+
+    /// Sets how many messages of a key may be in flight.
+    pub(super) fn bound_keys(&mut self, rules: &Rules) {
+        let most = match self.outstanding() < self.bounds.window / 2 {
+            _ if !rules.one_by_one => usize::MAX,
+            true => self.bounds.of_a_key,
+            false => self.bounds.of_a_key / 8,
+        };
+        self.key_order.set_most_of_a_key(most.max(2));
+    }
+
+    /// Gives up the parked messages of a key. Returns whether there were any: the first one of each partition stays.
+    pub(super) fn evict(&mut self, rules: &Rules) -> bool {
+        let evicted = self.key_order.evict();
+        let has_evicted = !evicted.is_empty();
+        match rules.ordering {
+            Ordering::Partition => self.release(evicted, "it waits for an open transaction"),
+            _ => (evicted.into_iter()).for_each(|handle| self.queue_settle(handle, Disposition::Wait)),
+        }
+        has_evicted
     }
 
     /// Claims the lanes in one statement. If rows of a lane are locked by a session or a worker that hangs, or the
@@ -191,24 +224,25 @@ impl Engine {
         &mut self,
         tables: &T,
         lanes: &[Lane],
+        limits: ClaimLimits,
         now_ms: u64,
         result: &mut ClaimResult<T::Error>,
     ) -> Result<Batch, T::Error> {
         let share_read_limit = lanes.windows(2).all(|two| two[0].read_limit == two[1].read_limit);
         let mut all = Batch::default();
         if self.lock_timeout(now_ms) == StatementTimeout::Usual && share_read_limit {
-            match tables.claim(&self.destination, lanes, StatementTimeout::Usual) {
+            match tables.claim(&self.destination, lanes, limits, StatementTimeout::Usual) {
                 Err(failure) if T::is_locked(&failure) => self.found_locked(now_ms, result),
                 claimed => return Ok(claimed?.of(lanes)),
             }
         }
         for (index, lane) in lanes.iter().enumerate() {
-            if all.is_large() {
+            if all.body_bytes() >= limits.bytes {
                 all.cut = true; // the next claim reads the other lanes
                 break;
             }
             let lane_alone = std::slice::from_ref(lane);
-            match tables.claim(&self.destination, lane_alone, self.lock_timeout(now_ms)) {
+            match tables.claim(&self.destination, lane_alone, limits, self.lock_timeout(now_ms)) {
                 Ok(batch) => all.add(batch.of(lane_alone)),
                 Err(failure) if T::is_locked(&failure) => {
                     self.found_locked(now_ms, result);
@@ -257,12 +291,12 @@ impl Engine {
         rewinds
     }
 
-    /// Whether the bodies of parked messages are larger than [`Bounds::bytes`](super::Bounds::bytes) together.
+    /// Whether parked messages take more than [`Bounds::bytes`](super::Bounds::bytes) together.
     fn parks_too_much(&self) -> bool {
         if self.key_order.parked() == 0 {
             return false;
         }
-        let of = |message: &ClaimedMessage| message.body_bytes;
+        let of = |message: &ClaimedMessage| message.memory.bytes();
         let ready: usize = self.ready.iter().filter_map(|h| self.messages.get(h)).map(of).sum();
         let all: usize = self.messages.values().map(of).sum();
         all.saturating_sub(ready + self.with_publisher.bytes) > self.bounds.bytes
@@ -400,27 +434,30 @@ impl Engine {
         }
     }
 
-    /// Fetches messages of draining keys from `outbox_waiting`, up to `room` rows.
+    /// Fetches messages of draining keys from `outbox_waiting`, within `room`.
     fn drain<T: Tables>(
         &mut self,
         tables: &T,
         leases: &[HeldLease],
         open_transactions: &OpenTransactions,
-        mut room: u32,
+        mut room: ClaimLimits,
         rules: &Rules,
         make: &mut impl FnMut(MessageHandle, &Pointer, Event) -> Result<Publication, String>,
     ) -> Result<(), T::Error> {
         let draining = self.key_order.draining();
         self.drains = false;
         let first = (self.claims as usize).checked_rem(draining.len()).unwrap_or(0);
-        let mut bytes = 0;
-        for key in draining
+        for DrainingKey {
+            key,
+            first: first_of_key,
+            room: of_key,
+        } in draining
             .iter()
             .cycle()
             .skip(first)
             .take(draining.len().min(self.bounds.drains))
         {
-            if bytes >= CLAIM_BYTES_MAX {
+            if room.bytes == 0 {
                 self.drains = true; // the next claim fetches the other keys
                 break;
             }
@@ -428,25 +465,33 @@ impl Engine {
                 continue;
             };
             let goes_back = rules.ordering == Ordering::Partition;
-            if !goes_back && open_transactions.open(key, i64::MAX) {
+            if !goes_back && open_transactions.open(key, *first_of_key) {
+                continue;
+            }
+            if self.is_about_to_wait(key) {
+                self.drains = true; // its place is among those that would be fetched
                 continue;
             }
             let read_limit = match goes_back {
                 true => END,
                 false => self.cursor(key.partition).min(self.progress.read_limit),
             };
-            let rows = self.row_limit.of(self.bounds.drain_rows.min(room));
+            let of_key = u32::try_from(*of_key).unwrap_or(u32::MAX);
+            let rows = self.bounds.drain_rows.min(room.rows).min(of_key);
             if rows == 0 {
                 self.drains = true;
                 break;
             }
-            let (batch, more) = tables.claim_waiting(key, *epoch, read_limit, rows)?;
-            self.row_limit.record(&batch, rows);
-            bytes += batch.body_bytes();
-            room = room.saturating_sub(batch.rows.len() as u32);
+            let limits = ClaimLimits { rows, ..room };
+            let rows = self.row_limit.of(limits);
+            let limits = ClaimLimits { rows, ..limits };
+            let (batch, more) = tables.claim_waiting(key, *epoch, read_limit, limits)?;
+            self.row_limit.record(&batch, limits);
+            room.bytes = room.bytes.saturating_sub(batch.body_bytes());
+            room.rows = room.rows.saturating_sub(batch.rows.len() as u32);
             let full = batch.cut || batch.rows.len() as u32 >= rows;
             let missed = batch.missed;
-            self.drains |= full || draining.len() > self.bounds.drains;
+            self.drains |= batch.cut || (full && rows < of_key) || draining.len() > self.bounds.drains;
             if goes_back {
                 self.give_back(batch.rows, "the partition is the order now");
                 self.key_order.drained(key, &[], full, more, |_| false);

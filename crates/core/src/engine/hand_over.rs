@@ -6,11 +6,15 @@ use crate::key_order::MessageHandle;
 use crate::message::Publication;
 
 impl Engine {
-    /// Gives the ready messages to the publisher, in order. `publish` returns those that it has no room for; they stay
-    /// ready.
-    pub fn hand_over(&mut self, mut publish: impl FnMut(Vec<Publication>) -> Vec<Publication>) {
+    /// Gives the ready messages to the publisher, in order, until those that it has take [`Bounds::bytes`]: the others can
+    /// still be released if the destination hangs. `publish` returns those that it has no room for; they stay ready.
+    ///
+    /// [`Bounds::bytes`]: super::Bounds::bytes
+    pub fn hand_over(&mut self, now_ms: u64, mut publish: impl FnMut(Vec<Publication>) -> Vec<Publication>) {
         let mut batch = Vec::with_capacity(self.ready.len());
+        let is_first = self.with_publisher.count == 0;
         while self.alone.is_none()
+            && self.has_room_in_bytes()
             && let Some(handle) = self.ready.front().copied()
         {
             let Some(message) = self.messages.get_mut(&handle) else {
@@ -33,7 +37,7 @@ impl Engine {
         if batch.is_empty() {
             return;
         }
-        self.answers.handed_over();
+        self.answers.handed_over(is_first, now_ms);
         let awaited = batch.iter().map(|publication| publication.handle);
         let awaited: Vec<MessageHandle> = awaited.filter(|handle| self.is_awaited(*handle)).collect();
         self.answers.await_those(awaited);

@@ -53,7 +53,9 @@ impl Engine {
         let is_held = |partition: &Partition| held.iter().any(|(still, _)| still == partition);
         self.fresh.retain(is_held);
         self.unblocked.retain(is_held);
-        let parked = self.key_order.give_up_parked(|partition| leaving.contains(&partition));
+        let parked = self
+            .key_order
+            .give_up_unsent(|partition| leaving.contains(&partition), |_| false);
         self.release(parked, "another worker takes over the partition");
         // A leaving partition whose lease could not be renewed is lost already.
         self.leaving = leaving

@@ -21,6 +21,7 @@ impl Engine {
         self.with_publisher.less(Some(message));
         self.alone = self.alone.filter(|alone| *alone != handle);
         self.answers.on_end(handle);
+        self.answers.on_outcome(outcome, since_ms);
         self.end(handle, outcome, rules, seed);
         if !self.suspects.in_doubt() {
             self.give_back_aside(rules); // the window decides how many of them go at a time
@@ -84,6 +85,30 @@ impl Engine {
             pointer: message.pointer,
             disposition,
         });
+    }
+
+    /// Releases the messages that the publisher does not have, because their memory is needed for others. Returns whether
+    /// there were any. Of each key these are the last ones, so none of them is overtaken.
+    pub fn release_unsent(&mut self, rules: &Rules, reason: &str) -> bool {
+        let before = self.unsettled.len();
+        self.give_back_aside(rules);
+        let messages = &self.messages;
+        let is_unsent = |handle| (messages.get(&handle)).is_some_and(|message| message.publication.is_some());
+        let mut unsent = self.key_order.give_up_unsent(|_| true, is_unsent);
+        unsent.extend(std::mem::take(&mut self.ready));
+        unsent.sort_unstable();
+        unsent.dedup();
+        self.release(unsent, reason);
+        self.unsettled.len() > before
+    }
+
+    /// Gives up the messages that are kept back, because their memory is needed for others. Returns whether there were
+    /// any.
+    pub fn give_up_kept_back(&mut self, rules: &Rules) -> bool {
+        let before = self.unsettled.len();
+        self.give_back_aside(rules);
+        while self.evict(rules) {}
+        self.unsettled.len() > before
     }
 
     pub(super) fn release(&mut self, handles: Vec<MessageHandle>, reason: &str) {

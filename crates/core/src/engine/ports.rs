@@ -2,7 +2,7 @@
 //! implement them, and so do tests for a simulation.
 
 use super::batch::Batch;
-use super::rows::{HeldLease, Lane, Settlement, SlotId};
+use super::rows::{ClaimLimits, HeldLease, Lane, Settlement, SlotId};
 use crate::key_order::{BlockedKey, OrderedKey};
 use crate::message::{Event, Outcome};
 use crate::open_transactions::OpenTransaction;
@@ -43,19 +43,25 @@ pub trait Tables {
         dead_blocks: Blocks,
         timeout: StatementTimeout,
     ) -> Result<usize, Self::Error>;
-    /// Claims rows of leased lanes, which all have the same read limit and the same `most`. The batch says if the
-    /// destination is paused: the worker may not know that yet, and would consider the lanes read.
-    fn claim(&self, destination: &str, lanes: &[Lane], timeout: StatementTimeout) -> Result<Batch, Self::Error>;
-    /// Claims up to `limit` rows of any lane, with leasing off.
-    fn claim_unleased(&self, destination: &str, limit: u32) -> Result<Batch, Self::Error>;
-    /// Claims up to `limit` messages of a key that wait in `outbox_waiting`, in order of seq and up to `read_limit`.
+    /// Claims rows of leased lanes, which all have the same read limit. The batch says if the destination is paused: the
+    /// worker may not know that yet, and would consider the lanes read.
+    fn claim(
+        &self,
+        destination: &str,
+        lanes: &[Lane],
+        limits: ClaimLimits,
+        timeout: StatementTimeout,
+    ) -> Result<Batch, Self::Error>;
+    /// Claims rows of any lane, with leasing off.
+    fn claim_unleased(&self, destination: &str, limits: ClaimLimits) -> Result<Batch, Self::Error>;
+    /// Claims messages of a key that wait in `outbox_waiting`, in order of seq and up to `read_limit`.
     /// The flag says whether more of them wait.
     fn claim_waiting(
         &self,
         key: &OrderedKey,
         epoch: i64,
         read_limit: i64,
-        limit: u32,
+        limits: ClaimLimits,
     ) -> Result<(Batch, bool), Self::Error>;
     /// The keys of a destination that are blocked or have messages waiting in `outbox_waiting`.
     fn blocked_keys(&self, destination: &str, partitions: &[Partition]) -> Result<Vec<BlockedKey>, Self::Error>;
@@ -80,9 +86,9 @@ pub trait Memory {
     /// The lowest seq in each of these lanes that was committed since their rewinds were taken, or is in a ready slot
     /// of the fast path. The call clears nothing, and is made after `open_transactions`.
     fn peek_rewinds(&self, destination: &str, leases: &[HeldLease]) -> Vec<(Partition, i64)>;
-    /// Reads the events of committed messages that came without them. What is missing in the result cannot be read now;
-    /// a claim reports why.
-    fn read_events(&self, _seqs: &[i64]) -> Events {
+    /// Reads the events of committed messages that came without them, up to a number of bytes. What is missing in the
+    /// result cannot be read now; a claim reports why.
+    fn read_events(&self, _seqs: &[i64], _bytes: usize) -> Events {
         Events::new()
     }
     /// Withdraws these claimed messages from the fast path, also from slots whose transaction has yet to make them

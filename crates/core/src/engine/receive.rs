@@ -27,7 +27,7 @@
 //! the lease. A message that the destination does not answer soon is claimed. So a message that crashes its worker is
 //! charged with the next crash.
 
-use super::batch::Batch;
+use super::batch::{Batch, CLAIM_BYTES_MAX};
 use super::cursors::END;
 use super::ports::{Events, Memory};
 use super::rows::{Arrived, Claimed};
@@ -92,7 +92,7 @@ impl Engine {
             .collect();
         let mut events = match without.is_empty() {
             true => Events::new(),
-            false => memory.read_events(&without),
+            false => memory.read_events(&without, self.room_in_memory(now_ms).clamp(1, CLAIM_BYTES_MAX)),
         };
         let (mut batch, mut unread) = (Batch::default(), HashSet::new());
         for mut arrived in taken {

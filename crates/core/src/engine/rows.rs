@@ -73,8 +73,15 @@ pub struct Settlement {
     pub disposition: Disposition,
 }
 
-/// One lane of a claim. The claim returns up to `limit` rows with a seq above `cursor` and not above `read_limit`, and
-/// of all its lanes the first `most` rows.
+/// The limits of one claim. It returns at least one message, if there is any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClaimLimits {
+    pub rows: u32,
+    /// Of the bodies.
+    pub bytes: usize,
+}
+
+/// One lane of a claim. The claim returns up to `limit` rows with a seq above `cursor` and not above `read_limit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
     pub partition: Partition,
@@ -82,5 +89,4 @@ pub struct Lane {
     pub cursor: i64,
     pub read_limit: i64,
     pub limit: u32,
-    pub most: u32,
 }

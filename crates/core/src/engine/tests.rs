@@ -81,15 +81,15 @@ impl Tables for RefCell<Script> {
         Ok(batch.len())
     }
 
-    fn claim(&self, _: &str, lanes: &[Lane], _: StatementTimeout) -> Result<Batch, Infallible> {
+    fn claim(&self, _: &str, lanes: &[Lane], _: ClaimLimits, _: StatementTimeout) -> Result<Batch, Infallible> {
         Ok(self.borrow_mut().claim(lanes))
     }
 
-    fn claim_unleased(&self, _: &str, _: u32) -> Result<Batch, Infallible> {
+    fn claim_unleased(&self, _: &str, _: ClaimLimits) -> Result<Batch, Infallible> {
         Ok(batch(&self.borrow_mut().claims.pop().unwrap_or_default()))
     }
 
-    fn claim_waiting(&self, _: &OrderedKey, _: i64, _: i64, _: u32) -> Result<(Batch, bool), Infallible> {
+    fn claim_waiting(&self, _: &OrderedKey, _: i64, _: i64, _: ClaimLimits) -> Result<(Batch, bool), Infallible> {
         Ok((batch(&[]), false))
     }
 
@@ -159,6 +159,7 @@ impl Memory for Shared {
 }
 
 pub(super) const RULES: Rules = Rules {
+    one_by_one: false,
     retry: RetryPolicy {
         max_attempts: 3,
         base_ms: 100,
@@ -169,7 +170,12 @@ pub(super) const RULES: Rules = Rules {
 };
 
 pub(super) fn engine() -> Engine {
-    let mut engine = Engine::new("default", Sharing::Leases, Bounds::USUAL);
+    let mut engine = Engine::new(
+        "default",
+        Sharing::Leases,
+        Bounds::USUAL,
+        &MemoryBudget::new(Bounds::USUAL.memory),
+    );
     engine.set_leases(vec![(partition(), 1)], HashSet::new());
     engine
 }
@@ -243,7 +249,7 @@ pub(super) fn claimed(seqs: &[i64], broken: i64) -> Engine {
 /// Hands over up to `room` messages; returns the handle and the seq of each.
 pub(super) fn hand_over(engine: &mut Engine, room: usize) -> Vec<(MessageHandle, i64)> {
     let mut sent = Vec::new();
-    engine.hand_over(|mut publications| {
+    engine.hand_over(0, |mut publications| {
         let refused = publications.split_off(room.min(publications.len()));
         sent.extend((publications.iter()).map(|p| (p.handle, p.routing_key.parse().unwrap())));
         refused
@@ -352,7 +358,7 @@ fn without_ordering_a_failed_message_delays_no_other() {
         engine.claim(tables, &Shared::default(), 0, 100, &unordered, make)
     });
     let mut sent = Vec::new();
-    engine.hand_over(|publications| {
+    engine.hand_over(0, |publications| {
         sent.extend(publications);
         Vec::new()
     });
@@ -535,7 +541,12 @@ fn messages_of_a_lost_lease_do_not_end_out_of_order() {
 #[test]
 fn without_leases_a_heartbeat_drops_no_message_in_flight() {
     let (mut engine, mut script) = (
-        Engine::new("default", Sharing::RowClaims, Bounds::USUAL),
+        Engine::new(
+            "default",
+            Sharing::RowClaims,
+            Bounds::USUAL,
+            &MemoryBudget::new(Bounds::USUAL.memory),
+        ),
         Script::default(),
     );
     script.claims = vec![vec![1, 2]];
@@ -553,7 +564,12 @@ fn while_other_destinations_wait_many_failures_are_settled_in_parts() {
         settle_failures: 25,
         ..Bounds::USUAL
     };
-    let mut engine = Engine::new("default", Sharing::RowClaims, bounds);
+    let mut engine = Engine::new(
+        "default",
+        Sharing::RowClaims,
+        bounds,
+        &MemoryBudget::new(Bounds::USUAL.memory),
+    );
     let mut script = Script::returning(vec![seqs]);
     claim(&mut engine, &mut script, &Shared::default(), 0, 0);
     let handles = hand_over(&mut engine, 60);

@@ -1,6 +1,7 @@
 //! A message between its claim and its outcome, and the number and size of the messages with the publisher.
 
 use super::rows::RowId;
+use crate::memory_budget::TakenMemory;
 use crate::message::{Outcome, Pointer, Publication};
 
 /// A message of the engine, from its claim until its disposition is decided.
@@ -9,8 +10,8 @@ pub(super) struct ClaimedMessage {
     pub pointer: Pointer,
     /// What is sent, or the outcome of a message that cannot be sent; None once it is handed over.
     pub publication: Option<Result<Publication, Outcome>>,
-    /// Size of the body that is sent, in bytes. It stays when the message is handed over.
-    pub body_bytes: usize,
+    /// What it takes until it has ended, also once it is handed over.
+    pub memory: TakenMemory,
     /// Whether [`KeyOrder`](crate::key_order::KeyOrder) tracks it, so that other messages wait for it.
     pub ordered: bool,
 }
@@ -19,20 +20,20 @@ pub(super) struct ClaimedMessage {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct WithPublisher {
     pub count: usize,
-    /// Size of their bodies together.
+    /// What they take together.
     pub bytes: usize,
 }
 
 impl WithPublisher {
     pub fn more(&mut self, message: &ClaimedMessage) {
         self.count += 1;
-        self.bytes += message.body_bytes;
+        self.bytes += message.memory.bytes();
     }
 
     pub fn less(&mut self, message: Option<&ClaimedMessage>) {
         self.count = self.count.saturating_sub(1);
         self.bytes = self
             .bytes
-            .saturating_sub(message.map_or(0, |message| message.body_bytes));
+            .saturating_sub(message.map_or(0, |message| message.memory.bytes()));
     }
 }

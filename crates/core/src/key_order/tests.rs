@@ -22,6 +22,10 @@ fn admit(keys: &mut KeyOrder, seq: i64) -> Admission {
     keys.admit(seq as MessageHandle, k(), seq, false)
 }
 
+fn drains(keys: &mut KeyOrder) -> Vec<OrderedKey> {
+    keys.draining().into_iter().map(|draining| draining.key).collect()
+}
+
 fn by_outcome(_: MessageHandle, outcome: &Outcome) -> Disposition {
     match outcome {
         Outcome::Confirmed => Disposition::Publish,
@@ -85,7 +89,7 @@ fn blocked(blocker: i64) -> KeyOrder {
 fn draining() -> KeyOrder {
     let mut keys = KeyOrder::default();
     keys.rebuild(|_| true, vec![found(None, true)], |_, _| true);
-    assert_eq!(keys.draining(), [k()]);
+    assert_eq!(drains(&mut keys), [k()]);
     keys
 }
 
@@ -197,7 +201,7 @@ fn only_the_blocker_of_a_blocked_key_is_sent_and_then_those_behind_it_in_order()
         on_outcome(&mut keys, 5, &Outcome::Confirmed),
         [(5, Disposition::Publish)]
     );
-    assert_eq!(keys.draining(), [k()]);
+    assert_eq!(drains(&mut keys), [k()]);
     assert_eq!(admit(&mut keys, 8), Admission::Park, "6 and 7 come first");
     assert_eq!(drained(&mut keys, &[6, 7], false, false), [6, 7, 8]);
     assert_eq!(admit(&mut keys, 9), Admission::Go);
@@ -289,7 +293,7 @@ fn the_key_with_the_most_parked_messages_is_evicted_and_fetched_again_later() {
     (2..=4).for_each(|seq| _ = keys.admit(seq as MessageHandle, k(), seq, true));
     assert_eq!(keys.evict(), [2, 3, 4]);
     assert_eq!(keys.parked(), 1);
-    assert_eq!(keys.draining(), [k()]);
+    assert_eq!(drains(&mut keys), [k()]);
     assert_eq!(keys.evict(), [1]);
     assert!(keys.evict().is_empty());
 }
@@ -298,12 +302,51 @@ fn the_key_with_the_most_parked_messages_is_evicted_and_fetched_again_later() {
 fn parked_messages_of_a_leaving_partition_are_given_up() {
     let mut keys = KeyOrder::default();
     (1..=2).for_each(|seq| _ = keys.admit(seq as MessageHandle, k(), seq, true));
-    assert!(keys.give_up_parked(|_| false).is_empty());
+    assert!(keys.give_up_unsent(|_| false, |_| true).is_empty());
     assert_eq!(
-        keys.give_up_parked(|partition| i64::from(partition.index()) == P),
+        keys.give_up_unsent(|partition| i64::from(partition.index()) == P, |_| false),
         [1, 2]
     );
     assert_eq!(keys.parked(), 0);
+}
+
+#[test]
+fn messages_that_are_not_sent_yet_are_given_up_from_the_end_of_their_key() {
+    let mut keys = KeyOrder::default();
+    (1..=3).for_each(|seq| _ = admit(&mut keys, seq));
+    keys.admit(4, k(), 4, true);
+    keys.admit(5, key("other"), 5, false);
+    assert_eq!(keys.give_up_unsent(|_| true, |handle| handle > 1), [2, 3, 4, 5]);
+    assert_eq!((keys.keys(), keys.parked()), (1, 0));
+    assert_eq!(admit(&mut keys, 2), Admission::Go, "claimed again");
+    let ended = keys.on_outcome(1, &Outcome::Confirmed, true, by_outcome);
+    assert_eq!(ended, [(1, Disposition::Publish)]);
+}
+
+// ---- one by one ----------------------------------------------------------------------------------------------------
+
+#[test]
+fn messages_behind_a_number_of_their_key_wait_in_the_table_until_half_of_those_have_ended() {
+    let mut keys = KeyOrder::default();
+    keys.set_most_of_a_key(4);
+    let admitted: Vec<Admission> = (1..=6).map(|seq| admit(&mut keys, seq)).collect();
+    assert_eq!(admitted[..4], [Admission::Go; 4]);
+    assert_eq!(admitted[4..], [Admission::Wait; 2]);
+    assert_eq!(keys.admit(7, key("other"), 7, false), Admission::Go);
+    for seq in 1..=2 {
+        assert!(keys.draining().is_empty());
+        keys.on_outcome(seq, &Outcome::Confirmed, true, by_outcome);
+    }
+    let [draining] = &keys.draining()[..] else { panic!() };
+    assert_eq!((draining.first, draining.room), (5, 2));
+    // One that is claimed meanwhile must not pass those in the table.
+    assert_eq!(admit(&mut keys, 8), Admission::Wait);
+    assert_eq!(keys.drained(&k(), &[(9, 5), (10, 6)], true, true, |_| true), [9, 10]);
+    (3..=4).for_each(|handle| _ = keys.on_outcome(handle, &Outcome::Confirmed, true, by_outcome));
+    let [draining] = &keys.draining()[..] else { panic!() };
+    assert_eq!((draining.first, draining.room), (7, 2));
+    assert_eq!(keys.drained(&k(), &[(11, 8)], false, false, |_| true), [11]);
+    assert_eq!(admit(&mut keys, 12), Admission::Go);
 }
 
 // ---- draining -------------------------------------------------------------------------------------------------------
@@ -322,7 +365,7 @@ fn no_parked_message_is_sent_before_the_rows_behind_a_full_batch() {
     let mut keys = draining();
     assert_eq!(admit(&mut keys, 9), Admission::Park);
     assert_eq!(drained(&mut keys, &[1, 2], true, true), [1, 2]);
-    assert_eq!(keys.draining(), [k()]);
+    assert_eq!(drains(&mut keys), [k()]);
     assert_eq!(drained(&mut keys, &[3], false, false), [3, 9]);
 }
 
@@ -364,7 +407,7 @@ fn a_key_whose_blocker_is_gone_is_unblocked() {
     assert_eq!(keys.keys(), 0);
     let mut keys = blocked(3);
     assert!(!keys.rebuild(|_| true, vec![found(None, true)], |_, _| true));
-    assert_eq!(keys.draining(), [k()]);
+    assert_eq!(drains(&mut keys), [k()]);
 }
 
 #[test]
@@ -465,7 +508,8 @@ enum Operation {
     Unpark { above: i64 },
     Drain { rows: i64, full: bool, more: bool },
     Evict,
-    GiveUp,
+    Most(usize),
+    GiveUp { above: i64 },
     Rebuild { blocked: u8, read_past: bool },
     Forget,
     ForgetSent,
@@ -481,7 +525,8 @@ fn operations() -> impl Strategy<Value = Operation> {
         3 => (0..8_i64).prop_map(|above| Unpark { above }),
         3 => (0..3_i64, any::<bool>(), any::<bool>()).prop_map(|(rows, full, more)| Drain { rows, full, more }),
         1 => Just(Evict),
-        1 => Just(GiveUp),
+        1 => prop_oneof![2..6_usize, Just(usize::MAX)].prop_map(Most),
+        1 => (-1..8_i64).prop_map(|above| GiveUp { above }),
         1 => (0..4_u8, any::<bool>()).prop_map(|(blocked, read_past)| Rebuild { blocked, read_past }),
         1 => Just(Forget),
         1 => Just(ForgetSent),
@@ -537,7 +582,7 @@ fn apply(operation: &Operation, keys: &mut KeyOrder, naive: &mut Naive) {
             naive.go(&keys.unpark(|_, seq| seq <= below));
         }
         Operation::Drain { rows, full, more } => {
-            for key in keys.draining() {
+            for key in drains(keys) {
                 let mut fetched = Vec::new();
                 for _ in 0..*rows {
                     naive.next += 1;
@@ -550,7 +595,25 @@ fn apply(operation: &Operation, keys: &mut KeyOrder, naive: &mut Naive) {
             }
         }
         Operation::Evict => naive.end(keys.evict()),
-        Operation::GiveUp => naive.end(keys.give_up_parked(|_| true)),
+        Operation::Most(most) => keys.set_most_of_a_key(*most),
+        Operation::GiveUp { above } => {
+            let after = (naive.next - above) as MessageHandle;
+            let claimed = &naive.claimed;
+            let is_unsent = |handle| handle > after && claimed[&handle].2 == Stage::Sent;
+            let given_up = keys.give_up_unsent(|_| true, is_unsent);
+            naive.end(given_up);
+            let left = naive
+                .claimed
+                .iter()
+                .filter(|(handle, (_, _, stage))| **handle > after && *stage == Stage::Sent);
+            for (handle, (key, _, _)) in left {
+                let behind = naive
+                    .claimed
+                    .range(handle + 1..)
+                    .any(|(_, (k, _, stage))| k == key && *stage == Stage::Answered);
+                assert!(behind, "{handle} is kept");
+            }
+        }
         Operation::Rebuild { blocked, read_past } => {
             let found = found(Some(naive.next), true);
             let found = BlockedKey {
@@ -587,13 +650,13 @@ proptest! {
             naive.claimed.get_mut(&handle).unwrap().2 = Stage::Answered;
             let ended = keys.on_outcome(handle, &Outcome::Confirmed, true, by_outcome);
             naive.end(ended.into_iter().map(|(handle, _)| handle));
-            for key in keys.draining() {
+            for key in drains(&mut keys) {
                 naive.go(&keys.drained(&key, &[], false, false, |_| true));
             }
             naive.go(&keys.unpark(|_, _| true));
         }
         keys.rebuild(|_| true, Vec::new(), |_, _| true);
-        for key in keys.draining() {
+        for key in drains(&mut keys) {
             naive.go(&keys.drained(&key, &[], false, false, |_| true));
         }
         prop_assert_eq!(keys.sent.len(), naive.claimed.values().filter(|(_, _, p)| *p != Stage::Parked).count());

@@ -2,7 +2,7 @@
 //! Used on the worker's thread, which waits for each result.
 
 use super::error::{WorkError, no_answer, unexpected};
-use outbox_core::engine::{CLAIM_BYTES_MAX, Claimed, Events, RowId};
+use outbox_core::engine::{Claimed, Events, RowId};
 use outbox_core::event::COLUMNS;
 use outbox_core::partition::Partition;
 use outbox_worker::protocol::{Arg, Db, ResultRow, Statement, event_of_source, indexes};
@@ -72,12 +72,12 @@ impl SessionDb {
         Ok(prepared)
     }
 
-    fn read_source(&self, worker: &str, claimed: &[Claimed]) -> Result<Events, WorkError> {
+    fn read_source(&self, worker: &str, claimed: &[Claimed], bytes: usize) -> Result<Events, WorkError> {
         let sql = Statement::Text("select e.* from outbox_internal.work_events($1, $2::tid[], $3) e");
         let args = [
             Arg::Text(Some(worker)),
             Arg::RowIds(claimed.iter().map(|row| row.row_id).collect()),
-            Arg::BigInt(Some(CLAIM_BYTES_MAX as i64)),
+            Arg::BigInt(Some(bytes as i64)),
         ];
         let read = self.run(sql, &args, event_of_source);
         self.is_source_broken.set(read.is_err());
@@ -130,13 +130,13 @@ impl Db for SessionDb {
 
     fn check_source(&self, worker: &str) -> Result<(), WorkError> {
         match self.is_source_broken.get() {
-            true => self.read_source(worker, &[]).map(drop),
+            true => self.read_source(worker, &[], 0).map(drop),
             false => Ok(()),
         }
     }
 
-    fn source_events(&self, worker: &str, claimed: &[Claimed]) -> Result<Option<Events>, WorkError> {
-        let read = || self.read_source(worker, claimed);
+    fn source_events(&self, worker: &str, claimed: &[Claimed], bytes: usize) -> Result<Option<Events>, WorkError> {
+        let read = || self.read_source(worker, claimed, bytes);
         self.has_source.get().then(read).transpose()
     }
 

@@ -6,7 +6,7 @@ use super::error::{WorkError, WorkErrorKind, unexpected};
 use crate::connect::{self, ConnectArgs};
 use crate::failure::Code;
 use crate::progress::WorkerIdentity;
-use outbox_core::engine::{Batch, HeldLease, Lane};
+use outbox_core::engine::{Batch, ClaimLimits, HeldLease, Lane};
 use outbox_core::open_transactions::{FILTER_WORDS, OpenTransaction};
 use outbox_core::partition::Partition;
 use outbox_core::session;
@@ -322,18 +322,24 @@ impl WorkerSession {
         &self,
         destination: &str,
         lanes: &[Lane],
+        limits: ClaimLimits,
         partitions: &[Partition],
     ) -> Result<(Batch, Result<SharedState, WorkError>), WorkError> {
         self.db().query_next(SHARED_STATE, partitions)?;
-        let claimed = self.protocol.claim(destination, lanes);
+        let claimed = self.protocol.claim(destination, lanes, limits);
         let flat = self.db().take_next(|row| row.bigints(0));
         Ok((claimed?.batch, flat.and_then(|flat| shared_state(&flat))))
     }
 
     /// Claims with a lock timeout of 20 ms, and does not read shared memory.
-    pub fn claim_impatiently(&self, destination: &str, lanes: &[Lane]) -> Result<Batch, WorkError> {
+    pub fn claim_impatiently(
+        &self,
+        destination: &str,
+        lanes: &[Lane],
+        limits: ClaimLimits,
+    ) -> Result<Batch, WorkError> {
         self.db().batch_execute("set lock_timeout = '20ms'")?;
-        let claimed = self.protocol.claim(destination, lanes);
+        let claimed = self.protocol.claim(destination, lanes, limits);
         self.db().batch_execute("set lock_timeout = '500ms'")?;
         Ok(claimed?.batch)
     }

@@ -68,6 +68,7 @@ fn rules(known: &KnownSettings) -> Rules {
         },
         dead_blocks: known.text("on_dead") != "skip",
         ordering: Ordering::Key,
+        one_by_one: false,
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::context::WorkContext;
 use super::error::{WorkError, WorkErrorKind};
-use outbox_core::engine::{Batch, DueMessages, HeldLease, Lane, Settlement, StatementTimeout, Tables};
+use outbox_core::engine::{Batch, ClaimLimits, DueMessages, HeldLease, Lane, Settlement, StatementTimeout, Tables};
 use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Blocks;
@@ -26,21 +26,27 @@ impl Tables for WorkContext {
     }
 
     /// A claim with the usual timeout also reads shared memory after the claim, in the same round trip.
-    fn claim(&self, destination: &str, lanes: &[Lane], timeout: StatementTimeout) -> Result<Batch, WorkError> {
+    fn claim(
+        &self,
+        destination: &str,
+        lanes: &[Lane],
+        limits: ClaimLimits,
+        timeout: StatementTimeout,
+    ) -> Result<Batch, WorkError> {
         // Shared memory that was read earlier is older than this claim.
         self.shared_state.replace(None);
         if timeout == StatementTimeout::Short {
-            return self.session.claim_impatiently(destination, lanes);
+            return self.session.claim_impatiently(destination, lanes, limits);
         }
         let (batch, shared_state) =
-            (self.session).claim_and_read_shared(destination, lanes, &self.partitions.borrow())?;
+            (self.session).claim_and_read_shared(destination, lanes, limits, &self.partitions.borrow())?;
         self.shared_state.replace(Some(shared_state));
         Ok(batch)
     }
 
-    fn claim_unleased(&self, destination: &str, limit: u32) -> Result<Batch, WorkError> {
+    fn claim_unleased(&self, destination: &str, limits: ClaimLimits) -> Result<Batch, WorkError> {
         let (token, ttl_s) = (self.session.row_token, self.session.claim_ttl_s.get());
-        let claimed = (self.session.protocol).claim_unleased(destination, token, ttl_s, limit)?;
+        let claimed = (self.session.protocol).claim_unleased(destination, token, ttl_s, limits)?;
         Ok(claimed.batch)
     }
 
@@ -49,9 +55,9 @@ impl Tables for WorkContext {
         key: &OrderedKey,
         epoch: i64,
         read_limit: i64,
-        limit: u32,
+        limits: ClaimLimits,
     ) -> Result<(Batch, bool), WorkError> {
-        let (claimed, more) = self.session.protocol.claim_waiting(key, epoch, read_limit, limit)?;
+        let (claimed, more) = self.session.protocol.claim_waiting(key, epoch, read_limit, limits)?;
         Ok((claimed.batch, more))
     }
 

@@ -205,6 +205,7 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
     (target.statics)
         .check(transport, target.format)
         .map_err(|refusal| other("format", refusal))?;
+    target.rules.one_by_one = matches!(target.transport, Protocol::Http(_));
     target.rules.retry.max_ms = target.rules.retry.max_ms.max(target.rules.retry.base_ms);
     for (name, value) in mapping {
         if value.contains('\0') || value.is_empty() {

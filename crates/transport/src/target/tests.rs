@@ -38,6 +38,7 @@ fn default() -> Target {
         format: Format::default(),
         statics: Statics::default(),
         rules: Rules {
+            one_by_one: false,
             retry: RetryPolicy {
                 max_attempts: 15,
                 base_ms: 1000,

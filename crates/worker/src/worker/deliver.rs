@@ -1,7 +1,8 @@
 //! The phases of a pass that take messages and settle them. A part of [`Worker`].
 //!
 //! 1. The rewinds of all destinations are taken. From time to time a survey finds those that have messages.
-//! 2. Each destination hands over what is ready, and decides how many messages it may take.
+//! 2. Each destination hands over what is ready, and decides how many messages it may take. If one lacks memory, others
+//!    give up what they keep back.
 //! 3. Due messages of all destinations are brought back, if any destination may claim.
 //! 4. Steps that may wait for the disk or for a lock. Before each, ready messages of the fast path are received, and the
 //!    leases are renewed if that is due. For each destination: settle first if it must, report, claim and hand over. Then
@@ -80,12 +81,20 @@ impl<R: Runtime> Worker<R> {
         for index in self.roster.active() {
             self.set_allowance(index, &delivered); // it also decides that one may not claim
         }
+        if self.relieve() {
+            for index in self.roster.active() {
+                self.set_allowance(index, &delivered);
+            }
+        }
         for index in self.roster.active() {
             self.destinations[index].give_back(&self.common);
         }
         let (last, first): (Vec<usize>, Vec<usize>) =
             (self.roster.active()).partition(|index| self.destinations[*index].must_settle());
-        delivered.steps = first.into_iter().chain(last).map(Step::Serve).collect();
+        let mut steps: Vec<usize> = first.into_iter().chain(last).collect();
+        // Who waits for memory comes first, so that all get some in turn.
+        steps.sort_by_key(|index| self.destinations[*index].lacks_memory_since_ms().unwrap_or(u64::MAX));
+        delivered.steps = steps.into_iter().map(Step::Serve).collect();
         if let Err(error) = self.bring_due(&mut delivered) {
             pause.shorten(self.common.runtime.failed(error)?);
         }
@@ -119,6 +128,24 @@ impl<R: Runtime> Worker<R> {
             delivered.wait_at_most(ms);
         }
         Ok((delivered.messages, delivered.wait_ms))
+    }
+
+    /// Frees memory if a destination lacks it: what is not on its way is given up, and if there is none, the connection
+    /// whose messages have waited longest for an answer is closed. Returns whether memory is free now.
+    fn relieve(&mut self) -> bool {
+        let lacks = |index: usize| self.destinations[index].lacks_memory_since_ms().is_some();
+        if !self.roster.active().any(lacks) {
+            return false;
+        }
+        let mut is_free = false;
+        for index in self.roster.active() {
+            is_free |= self.destinations[index].yield_memory(&self.common);
+        }
+        let stuck = |index: usize| Some((self.destinations[index].stuck_bytes(&self.common)?, index));
+        if !is_free && let Some((_, index)) = self.roster.active().filter_map(stuck).max() {
+            self.destinations[index].give_up_connection(&self.common);
+        }
+        is_free
     }
 
     /// Whether the step may wait for the disk or for a lock.

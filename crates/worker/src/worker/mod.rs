@@ -19,6 +19,7 @@ use crate::report::{PassCounts, PassEnd};
 use crate::runtime::{Orders, Runtime};
 use crate::settings::{Described, WorkerSettings};
 use outbox_core::engine::{DueSchedule, HeldLease, Sharing};
+use outbox_core::memory_budget::MemoryBudget;
 use outbox_core::settle::Ended;
 use outbox_core::standbys::Progress;
 use request::Task;
@@ -81,10 +82,12 @@ pub struct Worker<R: Runtime> {
 impl<R: Runtime> Worker<R> {
     pub fn new(runtime: R, sharing: Sharing, settings: WorkerSettings, not_adopted: Option<String>) -> Self {
         let (now, now_us) = (runtime.now(), runtime.now_us());
+        let memory = MemoryBudget::new(runtime.bounds().memory);
         Self {
             common: Common {
                 runtime,
                 settings,
+                memory,
                 not_adopted,
                 workers: 1,
                 serves_several: false,
@@ -152,6 +155,11 @@ impl<R: Runtime> Worker<R> {
     /// Messages claimed and not settled.
     pub fn outstanding(&self) -> usize {
         self.destinations.iter().map(Destination::outstanding).sum()
+    }
+
+    /// The bytes that claimed messages take until they have ended.
+    pub fn memory_taken(&self) -> usize {
+        self.common.memory.taken()
     }
 
     /// The number of keys in memory: their messages are in flight, or they are blocked.

@@ -64,6 +64,8 @@ pub struct Config {
     pub expiring: u32,
     /// Of ten thousand publishes, those that fail once.
     pub nacked: u32,
+    /// Of ten thousand steps of a broker, those after which it does nothing for a while.
+    pub hangs: u32,
     /// Of ten thousand steps of a worker, faults of each kind.
     pub faults: u32,
     /// Of ten thousand chances to delay a worker until its leases have expired, those that are taken.
@@ -77,6 +79,8 @@ pub struct Config {
     /// The most messages of a transaction.
     pub messages: u64,
     pub window: usize,
+    /// For the messages of all destinations of a worker, in bytes.
+    pub memory: usize,
     pub batch: u32,
     /// Of ten thousand steps, those in which a session requests delivery up to a seq, for a while.
     pub requests: u32,
@@ -105,6 +109,7 @@ impl Config {
         ends_connection: 0,
         expiring: 0,
         nacked: 0,
+        hangs: 0,
         faults: 0,
         hold_ups: 0,
         store_errors: 0,
@@ -112,6 +117,7 @@ impl Config {
         ends: 2_000,
         messages: 3,
         window: 60,
+        memory: 400_000,
         batch: 20,
         requests: 0,
         pauses: 0,

@@ -11,7 +11,8 @@ use super::world::{
     partition_of, plain, settle_one,
 };
 use outbox_core::engine::{
-    Arrived, Batch, Bounds, Claimed, DueMessages, Events, HeldLease, Lane, Settlement, SlotId, StatementTimeout, Tables,
+    Arrived, Batch, Bounds, ClaimLimits, Claimed, DueMessages, Events, HeldLease, Lane, Settlement, SlotId,
+    StatementTimeout, Tables,
 };
 use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::lease::Lease;
@@ -189,6 +190,7 @@ pub fn settings(config: &Config, enabled: bool) -> WorkerSettings {
         },
         dead_blocks: config.dead_blocks,
         ordering: config.ordering,
+        one_by_one: false, // it is for HTTP, which is the third destination
     };
     WorkerSettings {
         enabled,
@@ -227,15 +229,17 @@ impl outbox_worker::Runtime for Host {
     const PURGE_EVERY: Option<Duration> = None;
 
     fn bounds(&self) -> Bounds {
-        let window = self.with(|world| world.config.window);
+        let (window, memory) = self.with(|world| (world.config.window, world.config.memory));
         Bounds {
             window,
             settle_rows: 30,
             settle_failures: 5,
             parked: window * 3 / 8,
+            of_a_key: 6,
             drains: 3,
             drain_rows: 10,
-            bytes: 10_000,
+            bytes: memory / 4,
+            memory,
         }
     }
 
@@ -602,7 +606,13 @@ impl Tables for Host {
     }
 
     /// One transaction: the rows that it saw may have changed before it updates them.
-    fn claim(&self, destination: &str, lanes: &[Lane], _: StatementTimeout) -> Result<Batch, Failed> {
+    fn claim(
+        &self,
+        destination: &str,
+        lanes: &[Lane],
+        limits: ClaimLimits,
+        _: StatementTimeout,
+    ) -> Result<Batch, Failed> {
         let destination = destination_number(destination);
         let locks = |world: &mut World| !world.calm && world.config.faults > 0 && world.dice.chance(300);
         if self.with(locks) {
@@ -620,11 +630,8 @@ impl Tables for Host {
             let mut seen: Vec<_> = (lanes.iter())
                 .flat_map(|lane| world.tables.see(me, destination, lane, again))
                 .collect();
-            let most = lanes.iter().map(|lane| lane.most as usize).max().unwrap_or_default();
-            let has_more = seen.len() > most;
-            let cut = world.cut(&mut seen);
-            seen.truncate(most);
-            (seen, cut || has_more, false)
+            let cut = world.cut(&mut seen, limits);
+            (seen, cut, false)
         })?;
         if is_paused {
             return Ok(Batch {
@@ -652,7 +659,7 @@ impl Tables for Host {
         })
     }
 
-    fn claim_unleased(&self, _: &str, _: u32) -> Result<Batch, Failed> {
+    fn claim_unleased(&self, _: &str, _: ClaimLimits) -> Result<Batch, Failed> {
         Err(Failed::Else)
     }
 
@@ -661,7 +668,7 @@ impl Tables for Host {
         key: &OrderedKey,
         epoch: i64,
         read_limit: i64,
-        limit: u32,
+        limits: ClaimLimits,
     ) -> Result<(Batch, bool), Failed> {
         let name = key.key.as_deref().expect("of a partition nothing waits behind another");
         let of = (
@@ -675,11 +682,13 @@ impl Tables for Host {
             }
             // Otherwise rows that it moves are where the next worker has already read.
             world.tables.kept.push(of.0);
-            let mut seen = world.tables.see_waiting(me, of, epoch, read_limit, limit as usize);
-            let cut = seen.len() > 1 && world.dice.chance(500);
-            if cut {
-                seen.truncate(1 + world.dice.below(seen.len() - 1));
-            }
+            let mut seen = world
+                .tables
+                .see_waiting(me, of, epoch, read_limit, limits.rows as usize);
+            let seqs = seen.iter().map(|(seq, _)| *seq);
+            let fit = world.fit(seqs, limits.bytes);
+            let cut = fit < seen.len();
+            seen.truncate(fit);
             Ok((seen, cut))
         })??;
         let claimed = self.transaction(|world, _| {
@@ -771,7 +780,7 @@ impl outbox_core::engine::Memory for Host {
     }
 
     /// (d): ready slots before the rewinds.
-    fn read_events(&self, seqs: &[i64]) -> Events {
+    fn read_events(&self, seqs: &[i64], _: usize) -> Events {
         let read = self.transaction(|world, _| {
             // It stops at its limit of bytes.
             let count = world.dice.below(seqs.len() * 4) + 1;

@@ -4,6 +4,9 @@ use super::config::POSTED_RATE;
 use outbox_core::message::Outcome;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// How far messages may exceed the limit of memory, in bytes.
+const MEMORY_BEYOND: usize = 20_000;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Published,
@@ -258,6 +261,16 @@ impl Oracle {
         let ahead = self.ahead[worker].len();
         if ahead > outstanding {
             self.complain(format!("{worker} has {ahead} under way and knows of {outstanding}"));
+        }
+    }
+
+    /// After each pass: a claim that begins below the limit returns one message at least, and small ones come by the fast
+    /// path.
+    pub fn memory(&mut self, worker: usize, taken: usize, limit: usize) {
+        if taken > limit + MEMORY_BEYOND {
+            self.complain(format!(
+                "{worker} uses {taken} bytes for messages; its limit is {limit}"
+            ));
         }
     }
 

@@ -52,6 +52,8 @@ pub struct Broker {
     wake_after: usize,
     /// The worker requested the end of the publisher.
     is_to_end: bool,
+    /// It takes messages and does nothing with them until then.
+    hangs_until_ms: u64,
 }
 
 impl Broker {
@@ -64,6 +66,7 @@ impl Broker {
             news: Vec::new(),
             wake_after: 1,
             is_to_end: false,
+            hangs_until_ms: 0,
         }
     }
 
@@ -128,6 +131,9 @@ impl Broker {
             }
             _ => {}
         }
+        if now_ms < self.hangs_until_ms && !calm {
+            return;
+        }
         let is_slow = self.destination == 1 && !calm;
         for _ in 0..dice.below(if is_slow { 2 } else { 8 }) {
             let Some(sent) = self.queue.pop_front() else { break };
@@ -154,6 +160,9 @@ impl Broker {
             }
             let (sent, outcome) = self.answers.swap_remove(dice.below(self.answers.len()));
             self.say(sent, outcome, oracle);
+        }
+        if config.hangs > 0 && dice.chance(config.hangs) {
+            self.hangs_until_ms = now_ms + dice.between(1, 8_000);
         }
         if !calm && self.connection == Connection::Up && dice.chance(config.faults / 4) {
             self.block(now_ms + dice.between(1, 500), oracle);

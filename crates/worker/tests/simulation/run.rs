@@ -309,6 +309,8 @@ impl Shared {
         });
         match worker.pass() {
             Ok(Pass::Wait(wait_ms)) => {
+                let taken = worker.memory_taken();
+                self.with(|world| world.oracle.memory(number, taken, world.config.memory));
                 let wait_ms = worker.arm_wake(wait_ms, None);
                 process.rests_until_ms = self.with(|world| {
                     let World {

@@ -6,7 +6,7 @@ use super::oracle::{End, Fate, Oracle};
 use super::publisher::Broker;
 use super::sessions::{Effects, Prepared, Session};
 use super::tables::{Claim, Row, Tables};
-use outbox_core::engine::{CRASHES_MAX, Claimed, HeldLease, Request, RowId};
+use outbox_core::engine::{CRASHES_MAX, ClaimLimits, Claimed, HeldLease, Request, RowId};
 use outbox_core::message::{Event, Outcome, Pointer};
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Action, Blocks, Ending, Ordering};
@@ -137,14 +137,27 @@ impl World {
         self.prepared.contains_key(&xid) || self.preparing.contains(&xid)
     }
 
-    /// In order of seq, and whether it stops before the limits allow, because the events are large.
-    pub fn cut(&mut self, seen: &mut Vec<Claim>) -> bool {
+    /// Leaves what the limits allow, in order of seq. Returns whether there is more.
+    pub fn cut(&mut self, seen: &mut Vec<Claim>, limits: ClaimLimits) -> bool {
         seen.sort_unstable_by_key(|(seq, _, _)| *seq);
-        let cut = seen.len() > 1 && self.dice.chance(500);
-        if cut {
-            seen.truncate(1 + self.dice.below(seen.len() - 1));
-        }
+        let fit = self.fit(seen.iter().map(|(seq, _, _)| *seq), limits.bytes);
+        let fit = fit.min(limits.rows as usize);
+        let cut = fit < seen.len();
+        seen.truncate(fit);
         cut
+    }
+
+    /// The number of events that fit into a claim; now and then fewer, as if they took too long.
+    pub fn fit(&mut self, seqs: impl Iterator<Item = i64>, bytes: usize) -> usize {
+        let (mut fit, mut taken) = (0, 0);
+        for seq in seqs {
+            if fit > 0 && (taken >= bytes || self.dice.chance(50)) {
+                break;
+            }
+            taken += payload(seq).len();
+            fit += 1;
+        }
+        fit
     }
 
     /// As the catalogs describe the destinations.
@@ -235,12 +248,20 @@ pub fn as_claimed(world: &World, seq: i64) -> Claimed {
     claimed(&row, 0, &world.oracle)
 }
 
+/// Most are small, and some take a good part of the memory of a worker that has little.
+fn payload(seq: i64) -> String {
+    match seq % 40 {
+        0 => format!("\"{}\"", "x".repeat(4_000)),
+        _ => "{}".into(),
+    }
+}
+
 pub fn claimed((seq, partition, row): &Claim, epoch: i64, oracle: &Oracle) -> Claimed {
     let event = Event {
         id: seq.to_string(),
         seq: *seq,
         kind: "t".into(),
-        payload: "{}".into(),
+        payload: payload(*seq),
         created_at: "2026-01-01T00:00:00Z".into(),
         ..Event::default()
     };

@@ -3,6 +3,7 @@
 use crate::engine::tests::{batch, partition, publication, settle, with_tables};
 use crate::engine::*;
 use crate::key_order::{BlockedKey, OrderedKey};
+use crate::memory_budget::MemoryBudget;
 use crate::message::{Event, Outcome, Pointer};
 use crate::open_transactions::OpenTransaction;
 use crate::settle::{Blocks, Disposition, Ordering, RetryPolicy, Rules};
@@ -61,16 +62,16 @@ impl Tables for RefCell<Table> {
         Ok(batch.len())
     }
 
-    fn claim(&self, _: &str, lanes: &[Lane], _: StatementTimeout) -> Result<Batch, Infallible> {
+    fn claim(&self, _: &str, lanes: &[Lane], _: ClaimLimits, _: StatementTimeout) -> Result<Batch, Infallible> {
         let [lane] = lanes else { panic!("one lane is leased") };
         Ok(self.borrow_mut().take(lane.cursor + 1, lane.limit))
     }
 
-    fn claim_unleased(&self, _: &str, limit: u32) -> Result<Batch, Infallible> {
-        Ok(self.borrow_mut().take(0, limit))
+    fn claim_unleased(&self, _: &str, limits: ClaimLimits) -> Result<Batch, Infallible> {
+        Ok(self.borrow_mut().take(0, limits.rows))
     }
 
-    fn claim_waiting(&self, of: &OrderedKey, _: i64, _: i64, _: u32) -> Result<(Batch, bool), Infallible> {
+    fn claim_waiting(&self, of: &OrderedKey, _: i64, _: i64, _: ClaimLimits) -> Result<(Batch, bool), Infallible> {
         let table = &mut *self.borrow_mut();
         let seqs: Vec<i64> = table.behind.iter().copied().filter(|seq| key(*seq) == of.key).collect();
         table.behind.retain(|seq| !seqs.contains(seq));
@@ -160,7 +161,7 @@ fn unavailable() -> Outcome {
 
 impl World {
     fn new(ordering: Ordering, sharing: Sharing, bounds: Bounds) -> Self {
-        let mut engine = Engine::new("default", sharing, bounds);
+        let mut engine = Engine::new("default", sharing, bounds, &MemoryBudget::new(Bounds::USUAL.memory));
         engine.set_leases(vec![(partition(), 1)], HashSet::new());
         let retry = RetryPolicy {
             max_attempts: 100,
@@ -173,6 +174,7 @@ impl World {
             table: Table::default(),
             commits: Commits::default(),
             rules: Rules {
+                one_by_one: false,
                 retry,
                 dead_blocks: true,
                 ordering,
@@ -207,7 +209,7 @@ impl World {
                 let Ok(_) = (self.engine).claim(tables, &self.commits, now_ms, limit, &self.rules, make);
             });
             let mut sent = Vec::new();
-            self.engine.hand_over(|publications| {
+            self.engine.hand_over(0, |publications| {
                 sent.extend(
                     publications
                         .iter()
@@ -330,7 +332,7 @@ fn a_request_and_a_partition_that_leaves_wait_for_no_message_that_is_set_aside()
             false => world.engine.begin_request(Request::Pass),
         }
         let mut sent = 0;
-        world.engine.hand_over(|publications| {
+        world.engine.hand_over(0, |publications| {
             sent += publications.len();
             Vec::new()
         });

@@ -4,10 +4,11 @@
 use super::*;
 use crate::engine::tests::{settle, with_tables};
 use crate::engine::{
-    Batch, Bounds, Claimed, DueMessages, DueSchedule, Engine, HeldLease, Lane, Memory, Portion, RowId, Settlement,
-    Sharing, StatementTimeout, Tables,
+    Batch, Bounds, ClaimLimits, Claimed, DueMessages, DueSchedule, Engine, HeldLease, Lane, Memory, Portion, RowId,
+    Settlement, Sharing, StatementTimeout, Tables,
 };
 use crate::key_order::{MessageHandle, OrderedKey};
+use crate::memory_budget::MemoryBudget;
 use crate::message::{Event, Outcome, Pointer, Properties, Publication};
 use crate::open_transactions::{FILTER_WORDS, OpenTransaction, filter_bit, lane_crc};
 use crate::settle::{Ordering, RetryPolicy};
@@ -16,6 +17,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
 
 const RULES: Rules = Rules {
+    one_by_one: false,
     retry: RetryPolicy {
         max_attempts: 3,
         base_ms: 100,
@@ -99,7 +101,7 @@ impl Tables for RefCell<Table> {
         Ok(batch.len())
     }
 
-    fn claim(&self, _: &str, lanes: &[Lane], _: StatementTimeout) -> Result<Batch, Infallible> {
+    fn claim(&self, _: &str, lanes: &[Lane], _: ClaimLimits, _: StatementTimeout) -> Result<Batch, Infallible> {
         let [lane] = lanes else { panic!("one lane is leased") };
         let table = &mut *self.borrow_mut();
         let lane_rows = table.ready.range_mut(lane.cursor + 1..=lane.read_limit);
@@ -114,15 +116,15 @@ impl Tables for RefCell<Table> {
         })
     }
 
-    fn claim_unleased(&self, _: &str, _: u32) -> Result<Batch, Infallible> {
+    fn claim_unleased(&self, _: &str, _: ClaimLimits) -> Result<Batch, Infallible> {
         unreachable!("partitions are leased")
     }
 
-    fn claim_waiting(&self, of: &OrderedKey, _: i64, _: i64, limit: u32) -> Result<(Batch, bool), Infallible> {
+    fn claim_waiting(&self, of: &OrderedKey, _: i64, _: i64, limits: ClaimLimits) -> Result<(Batch, bool), Infallible> {
         let table = &mut *self.borrow_mut();
         let of_key = |seq: &i64| key(*seq) == of.key;
         let behind = table.behind.iter().copied().filter(of_key);
-        let seqs: Vec<i64> = behind.take(limit as usize).collect();
+        let seqs: Vec<i64> = behind.take(limits.rows as usize).collect();
         table.behind.retain(|seq| !seqs.contains(seq));
         table.ready.extend(seqs.iter().map(|seq| (*seq, true)));
         let batch = Batch {
@@ -186,7 +188,12 @@ impl Memory for Sessions {
 }
 
 fn engine() -> Engine {
-    let mut engine = Engine::new("d", Sharing::Leases, Bounds::USUAL);
+    let mut engine = Engine::new(
+        "d",
+        Sharing::Leases,
+        Bounds::USUAL,
+        &MemoryBudget::new(Bounds::USUAL.memory),
+    );
     engine.set_leases(vec![(partition(), 1)], HashSet::new());
     engine
 }
@@ -213,7 +220,7 @@ fn pass(engine: &mut Engine, table: &mut Table) -> Vec<(MessageHandle, i64, Opti
         let Ok(_) = engine.claim(tables, &sessions, now_ms, 100, &RULES, make);
     });
     let mut sent = Vec::new();
-    engine.hand_over(|publications| {
+    engine.hand_over(0, |publications| {
         sent.extend((publications.into_iter()).map(|p| (p.handle, p.routing_key.parse().unwrap(), p.key)));
         Vec::new()
     });

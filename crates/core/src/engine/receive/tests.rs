@@ -47,7 +47,7 @@ impl Memory for Shared {
         self.rewind.get().map(|seq| (partition(), seq)).into_iter().collect()
     }
 
-    fn read_events(&self, seqs: &[i64]) -> Events {
+    fn read_events(&self, seqs: &[i64], _: usize) -> Events {
         self.read.borrow_mut().extend(seqs);
         self.source.borrow().clone().unwrap_or_default()
     }

@@ -1,0 +1,186 @@
+//! How much memory does a worker take, in the server and outside, for destinations that hang, are slow or blocked, with
+//! small and large messages? Each test measures the peak of a process that began with it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use support::courier::{Outside, make_courier};
+use support::wait::pass_time_until;
+use support::{Broker, Cluster, Receiver, Reply, exchange_and_queue};
+use support::{DB, unconnected_cluster, wait_drained, wait_true};
+
+/// The limit that docs/operate/sizes.md states.
+const MIB_MAX: u64 = 256;
+const LARGE: &str = "jsonb_build_object('text', repeat('x', 1000000))";
+const SMALL: &str = "jsonb_build_object('text', repeat('x', 1000))";
+
+/// A server and the worker that is measured.
+struct Site {
+    cluster: Cluster,
+    outside: Option<Outside>,
+}
+
+impl Site {
+    fn start(is_outside: bool, conf: &[&str]) -> Self {
+        let workers = if is_outside {
+            "outbox.workers = 0"
+        } else {
+            "outbox.workers = 1"
+        };
+        let usual = [
+            "outbox.http_allow = '127.0.0.1'",
+            "outbox.confirm_timeout = '1h'",
+            "shared_buffers = '16MB'",
+            workers,
+        ];
+        let cluster = unconnected_cluster("", "nowhere", &[&usual[..], conf].concat());
+        let outside = is_outside.then(|| {
+            make_courier(&cluster);
+            cluster.exec(
+                DB,
+                "create server first foreign data wrapper outbox_http options (url 'http://127.0.0.1:1/')",
+            );
+            Outside::start(&cluster, "measured")
+        });
+        Self { cluster, outside }
+    }
+
+    /// Creates destinations with the names d1, d2 …, of this wrapper and with these options; %s is their number.
+    fn create(&self, count: usize, wrapper: &str, options: &str) {
+        let options = options.replace('\'', "''");
+        let create = format!("create server %1$I foreign data wrapper {wrapper} options ({options})");
+        let create = format!("execute format('{create}', 'd' || n, n)");
+        self.cluster.exec(
+            DB,
+            &format!("do $$ begin for n in 1..{count} loop {create}; end loop; end $$"),
+        );
+    }
+
+    /// Publishes `each` events, and enqueues each of them for all destinations.
+    fn publish(&self, count: usize, each: usize, payload: &str) {
+        let seqs = format!(
+            "array(select outbox_publish('T', {payload}, 'o', i::text, destination => 'd1') from generate_series(1, {each}) i)"
+        );
+        let enqueue =
+            format!("for n in 2..{count} loop perform outbox_enqueue_many(seqs, destination => 'd' || n); end loop");
+        self.cluster.exec(
+            DB,
+            &format!("do $$ declare seqs bigint[] := {seqs}; begin {enqueue}; end $$"),
+        );
+    }
+
+    fn wait_in_flight(&self, at_least: usize) {
+        let in_flight = format!("select sum(in_flight) >= {at_least} from outbox_destination_status");
+        wait_true(&self.cluster, &format!("{at_least} messages in flight"), &in_flight);
+    }
+
+    fn assert_peak(&self, what: &str) {
+        let pid = match &self.outside {
+            Some(outside) => outside.child.as_ref().expect("it runs").id(),
+            None => self
+                .cluster
+                .query_one::<i32>(DB, "select pid from outbox_worker_status where alive") as u32,
+        };
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the status of a process");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|line| line.split_whitespace().next()).expect("VmHWM");
+        let peak = kib.parse::<u64>().expect("a number") / 1024;
+        println!("{what}: {peak} MiB");
+        assert!(peak <= MIB_MAX, "{what}: {peak} MiB");
+    }
+}
+
+/// Receivers that hang after their first answer, while one works. `in_flight`: so many messages are in memory then.
+fn receivers_that_hang(is_outside: bool, (count, payload, each, in_flight): (usize, &str, usize, usize)) {
+    let hangs = Arc::new(AtomicBool::new(false));
+    let is_on = Arc::clone(&hangs);
+    let hanging = Receiver::start(move |_| match is_on.load(Ordering::SeqCst) {
+        true => Reply::Hang,
+        false => Reply::status(200),
+    });
+    let works = Receiver::start(|_| Reply::status(200));
+    let site = Site::start(is_outside, &[]);
+    site.create(count, "outbox_http", &format!("url '{}%2$s'", hanging.url("/")));
+    let url = works.url("/");
+    site.cluster.exec(
+        DB,
+        &format!("create server w foreign data wrapper outbox_http options (url '{url}')"),
+    );
+    site.publish(count, 1, "'{}'");
+    wait_drained(&site.cluster);
+    hangs.store(true, Ordering::SeqCst);
+    site.publish(count, each, payload);
+    site.wait_in_flight(in_flight);
+    for _ in 0..20 {
+        let seq: i64 = (site.cluster).query_one(
+            DB,
+            &format!("select outbox_publish('T', {payload}, destination => 'w')"),
+        );
+        let is_over = format!("select not exists (select from outbox where seq = {seq} and destination = 'w')");
+        wait_true(&site.cluster, "the receiver that works", &is_over);
+    }
+    site.assert_peak(&format!("{count} that hang, outside: {is_outside}"));
+}
+
+const HANGING: [(usize, &str, usize, usize); 4] = [
+    (1, LARGE, 100, 12),
+    (60, LARGE, 64, 40),
+    (1_000, LARGE, 2, 40),
+    (1_000, SMALL, 100, 20_000),
+];
+
+#[test]
+fn a_worker_takes_bounded_memory_for_receivers_that_hang() {
+    HANGING.iter().for_each(|load| receivers_that_hang(false, *load));
+}
+
+#[test]
+fn a_worker_outside_takes_bounded_memory_for_receivers_that_hang() {
+    HANGING.iter().for_each(|load| receivers_that_hang(true, *load));
+}
+
+#[test]
+fn a_worker_takes_bounded_memory_for_receivers_that_are_slow() {
+    for is_outside in [false, true] {
+        let slow = Receiver::start(|_| {
+            pass_time_until(Instant::now() + Duration::from_millis(100));
+            Reply::status(200)
+        });
+        let site = Site::start(is_outside, &[]);
+        site.create(60, "outbox_http", &format!("url '{}%2$s'", slow.url("/")));
+        site.publish(60, 8, LARGE);
+        let none = "select not exists (select from outbox) and not exists (select from outbox_waiting)";
+        support::wait_until("all messages", support::LONG, || {
+            slow.take_requests(); // their bodies
+            site.cluster.query_one(DB, none)
+        });
+        site.assert_peak(&format!("60 that are slow, outside: {is_outside}"));
+    }
+}
+
+#[test]
+fn a_worker_takes_bounded_memory_for_a_broker_that_blocks() {
+    for is_outside in [false, true] {
+        let broker = Broker::start();
+        let site = Site::start(is_outside, &[]);
+        let exchanges: Vec<String> = (0..30).map(|_| exchange_and_queue(&broker).0).collect();
+        for (number, exchange) in (1..).zip(&exchanges) {
+            let url = broker.url();
+            let options = format!("url '{url}', exchange '{exchange}'");
+            site.cluster.exec(
+                DB,
+                &format!("create server d{number} foreign data wrapper outbox_amqp options ({options})"),
+            );
+        }
+        site.publish(30, 1, "'{}'");
+        wait_drained(&site.cluster);
+        broker.set_memory_alarm(true);
+        site.publish(30, 64, LARGE);
+        let blocked = "select count(*) >= 10 from outbox_destination_status where state = 'blocked'";
+        wait_true(&site.cluster, "blocked connections", blocked);
+        broker.set_memory_alarm(false);
+        wait_drained(&site.cluster);
+        site.assert_peak(&format!("30 that are blocked, outside: {is_outside}"));
+    }
+}
