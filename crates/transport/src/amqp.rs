@@ -7,6 +7,7 @@
 mod attempts;
 mod config;
 mod connect;
+mod endpoints;
 mod guard;
 mod returns;
 mod sendable;
@@ -22,11 +23,9 @@ use crate::crossing::Handed;
 use crate::down::{DownReason, Fault};
 use crate::event::ConnectionState;
 use crate::intake::{Intake, StopBy};
-use crate::pool;
 use crate::transport::{SharedPools, Transport};
-use connect::Link;
-use guard::SocketHandle;
-use session::SessionEnd;
+use endpoints::{CUT_LIMIT, Endpoints, Opened};
+use session::{ConnectionEnd, SessionEnd};
 use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
@@ -34,11 +33,8 @@ use unconfirmed::ConfirmWatchdog;
 
 /// The time limit for a polite close, with a broker that still answers.
 const CLOSE_LIMIT: Duration = Duration::from_millis(500);
-/// The time limit for lapin's thread to notice that its socket is shut.
-const CUT_LIMIT: Duration = Duration::from_secs(2);
-/// The time limit for each step of connecting to one of several endpoints: the next one may answer immediately.
-const STEP_LIMIT: Duration = Duration::from_secs(5);
 const REFUSED: &str = "a queue refuses messages (basic.nack), and none is confirmed";
+const STOPPED: &str = "the publisher was stopped";
 /// The publisher gives up once this number of lapin threads have outlived their sockets: only a new process frees them.
 const STUCK_THREADS_MAX: u32 = 3;
 
@@ -51,14 +47,11 @@ impl Transport for AmqpConfig {
         self.window
     }
 
-    async fn run(mut self, intake: &mut Intake<'_>, pools: &SharedPools) -> Result<(), String> {
-        if self.endpoints.len() > 1 {
-            self.connect_timeout = self.connect_timeout.min(STEP_LIMIT);
-        }
-        match keep_connected(&mut self, intake, pools).await {
+    async fn run(self, intake: &mut Intake<'_>, pools: &SharedPools) -> Result<(), String> {
+        match keep_connected(Endpoints::new(self, pools), intake).await {
             Ok(why) => Err(why),
             Err(StopBy(_)) => {
-                intake.lose_queue("the publisher was stopped");
+                intake.lose_queue(STOPPED);
                 Ok(())
             }
         }
@@ -66,43 +59,32 @@ impl Transport for AmqpConfig {
 }
 
 /// Connects again and again until a stop request. Returns why only a new process can continue.
-async fn keep_connected(
-    config: &mut AmqpConfig,
-    intake: &mut Intake<'_>,
-    pools: &SharedPools,
-) -> Result<String, StopBy> {
+async fn keep_connected(mut endpoints: Endpoints<'_>, intake: &mut Intake<'_>) -> Result<String, StopBy> {
+    let config = &endpoints.config;
     let mut life = Reconnection {
         backoff: Backoff::new(config.backoff_min, config.backoff_max),
         watchdog: ConfirmWatchdog::new(config.patience, config.confirm_timeout, config.endpoints.len() > 1),
         why: "not connected yet".to_owned(),
-        turn: EndpointRound::default(),
-        is_slow: false,
         first: None,
     };
-    let mut stuck_threads = 0;
     intake.report_state(ConnectionState::Connecting);
     loop {
-        let (gone, is_idle) = connect_and_serve(config, intake, pools, &mut life).await?;
-        if !gone {
-            stuck_threads += 1;
-            if stuck_threads >= STUCK_THREADS_MAX {
-                return Ok(format!("{stuck_threads} connections could not be closed"));
-            }
+        let is_idle = connect_and_serve(&mut endpoints, intake, &mut life).await?;
+        let stuck_threads = endpoints.stuck_threads.get();
+        if stuck_threads >= STUCK_THREADS_MAX {
+            return Ok(format!("{stuck_threads} connections could not be closed"));
         }
         if is_idle {
-            life.turn = EndpointRound::default();
+            endpoints.begin_turn();
             life.first = Some(intake.next_or_stop(true).await?);
             continue;
         }
-        life.turn.tried += 1;
-        config.endpoints.rotate_left(1);
         // Waits only after a turn over all endpoints: one that takes and drops each connection is no loop at full
         // speed.
-        let mut wait = Duration::ZERO;
-        if life.turn.tried >= config.endpoints.len() {
-            wait = life.backoff.next();
-            life.turn = EndpointRound::default();
-        }
+        let wait = match endpoints.go_on() {
+            true => life.backoff.next(),
+            false => Duration::ZERO,
+        };
         intake.losing_batches(&life.why, tokio::time::sleep(wait)).await?;
     }
 }
@@ -113,114 +95,87 @@ struct Reconnection {
     watchdog: ConfirmWatchdog,
     /// Why there is no connection.
     why: String,
-    turn: EndpointRound,
-    /// Whether the last connect failed after a long time.
-    is_slow: bool,
     /// The batch for which a connection that was idle is opened again.
     first: Option<Handed>,
 }
 
-/// The endpoints that were tried one after the other without a wait.
-#[derive(Default)]
-struct EndpointRound {
-    tried: usize,
-    /// Why each connect failed.
-    failures: Vec<String>,
-}
-
-impl EndpointRound {
-    /// Records a failed connect. Returns what to report if that was the last endpoint: while others may answer, the
-    /// broker does not count as down.
-    fn failed(&mut self, config: &AmqpConfig, fault: &Fault) -> Option<Fault> {
-        self.failures.push(fault.detail.clone());
-        let is_last = self.tried + 1 >= config.endpoints.len();
-        is_last.then(|| Fault::new(fault.reason, self.failures.join("; ")))
-    }
-}
-
-/// One connection from start to end, or one failed attempt. Returns whether lapin's thread has ended with its socket,
-/// and whether the connection was idle: then it is opened again for the next batch.
+/// One connection from start to end, or one failed attempt. Returns whether the connection
+/// was idle: then it is opened again for the next batch.
 async fn connect_and_serve(
-    config: &AmqpConfig,
+    endpoints: &mut Endpoints<'_>,
     intake: &mut Intake<'_>,
-    pools: &SharedPools,
     life: &mut Reconnection,
-) -> Result<(bool, bool), StopBy> {
+) -> Result<bool, StopBy> {
     let mut wire = None;
-    let mut link = None;
-    let connecting = async {
-        let slot = pools.pool.wait_for_slot(life.is_slow).await;
-        let connected = connect::connect(config, &mut wire).await;
-        (connected, slot.took())
-    };
+    let connecting = endpoints.open(&mut wire);
     let connected = match life.first {
         None => intake.losing_batches(&life.why, connecting).await,
         Some(_) => intake.unless_stopped(connecting).await,
     };
     let first = life.first.take();
-    let (connected, took) = match connected {
-        Ok(connected) => connected,
-        Err(stop) => {
-            let batch = first.map(|first| first.batch).unwrap_or_default();
-            intake.lose(batch, "the publisher was stopped");
-            return Err(stop);
+    match connected {
+        Ok(Ok(opened)) => {
+            endpoints.connected();
+            intake.report_state(ConnectionState::Connected);
+            let waiting = first.and_then(|first| intake.accept(first)).unwrap_or_default();
+            serve_connection(endpoints, opened, waiting.into(), intake, life).await
         }
-    };
-    life.is_slow = connected.is_err() && pool::is_slow(took);
-    let ended = match connected {
-        Err(fault) => {
-            let fault = config.at_endpoint(fault);
-            if let Some(fault) = life.turn.failed(config, &fault) {
+        Ok(Err(fault)) => {
+            let fault = endpoints.config.at_endpoint(fault);
+            if let Some(fault) = endpoints.failed(&fault) {
                 intake.report_down(&fault);
             }
+            life.why = fault.to_string();
             let batch = first.map(|first| first.batch).unwrap_or_default();
-            intake.lose(batch, &fault.to_string());
-            Ok(Some(fault))
+            intake.lose(batch, &life.why);
+            Ok(false)
         }
-        Ok(new_link) => {
-            life.turn.failures.clear();
-            intake.report_state(ConnectionState::Connected);
-            let since = Instant::now();
-            let mut open = pools.brokers.opened();
-            let waiting = first.and_then(|first| intake.accept(first)).unwrap_or_default();
-            let link = link.insert(new_link);
-            let watchdog = &mut life.watchdog;
-            let ended = serve_channels(link, &mut wire, config, watchdog, intake, &mut open, waiting.into()).await;
-            life.backoff.connection_lived(since.elapsed());
-            life.watchdog.disconnected();
-            ended
+        Err(stop) => {
+            let batch = first.map(|first| first.batch).unwrap_or_default();
+            intake.lose(batch, STOPPED);
+            if let Some(mut wire) = wire {
+                wire.cut(close_limits(Some(stop)).1).await;
+            }
+            Err(stop)
         }
-    };
-    let why = &mut life.why;
-    let (close_limit, cut_limit) = match &ended {
-        Ok(fault) => {
-            *why = fault.as_ref().map_or(std::mem::take(why), Fault::to_string);
-            (CLOSE_LIMIT, CUT_LIMIT)
-        }
-        // Each step gets a third of the time left, so that both end before `Publisher::stop` gives up on this thread.
-        Err(StopBy(deadline)) => {
-            let left = deadline.saturating_duration_since(Instant::now());
-            (CLOSE_LIMIT.min(left / 3), CUT_LIMIT.min(left / 3))
-        }
-    };
-    // A polite close is sent after the messages that lapin still buffers. After the deadline those must not go out, so
-    // the socket is cut instead.
-    let polite = |link: &Link| {
-        let status = link.connection.status();
-        status.connected() && !status.blocked() && !config.deadline.has_passed()
-    };
+    }
+}
+
+/// Serves a connection until it ends. `waiting` goes first. Returns whether it was idle.
+async fn serve_connection(
+    endpoints: &Endpoints<'_>,
+    mut opened: Opened,
+    waiting: VecDeque<Publication>,
+    intake: &mut Intake<'_>,
+    life: &mut Reconnection,
+) -> Result<bool, StopBy> {
+    let config = &endpoints.config;
+    let since = Instant::now();
+    let mut place = endpoints.pools.brokers.opened();
+    let watchdog = &mut life.watchdog;
+    let ended = serve_channels(&mut opened, endpoints, watchdog, intake, &mut place, waiting).await;
+    life.backoff.connection_lived(since.elapsed());
+    life.watchdog.disconnected();
+    let (close_limit, cut_limit) = close_limits(ended.as_ref().err().copied());
+    let address = opened.link.address;
     let tear_down = async {
-        if let Some(link) = link.filter(polite) {
-            connect::close(&link.connection, wire.as_mut(), close_limit).await;
-        }
-        match wire {
-            Some(wire) => wire.cut(cut_limit).await,
-            None => true,
-        }
+        // After the deadline no message may go out, also none that lapin still buffers: the socket is cut instead.
+        let is_polite = !config.deadline.has_passed();
+        endpoints.count_stuck(opened.close(is_polite, close_limit, cut_limit).await);
     };
     match ended {
-        Ok(Some(_)) => Ok((intake.losing_batches(why, tear_down).await?, false)),
-        Ok(None) => Ok((intake.unless_stopped(tear_down).await?, true)),
+        Ok(ConnectionEnd::Idle) => {
+            intake.unless_stopped(tear_down).await?;
+            Ok(true)
+        }
+        Ok(ConnectionEnd::Failed(fault)) => {
+            if !config.deadline.has_passed() {
+                endpoints.host().failed(address);
+            }
+            life.why = fault.to_string();
+            intake.losing_batches(&life.why, tear_down).await?;
+            Ok(false)
+        }
         Err(stop) => {
             tear_down.await;
             Err(stop)
@@ -228,19 +183,29 @@ async fn connect_and_serve(
     }
 }
 
+/// The time limits for a polite close, and for the end of lapin's thread. Each gets a third of the time left of a stop,
+/// so that both end before `Publisher::stop` gives up on this thread.
+fn close_limits(stop: Option<StopBy>) -> (Duration, Duration) {
+    let Some(StopBy(deadline)) = stop else {
+        return (CLOSE_LIMIT, CUT_LIMIT);
+    };
+    let part = deadline.saturating_duration_since(Instant::now()) / 3;
+    (CLOSE_LIMIT.min(part), CUT_LIMIT.min(part))
+}
+
 /// Serves one channel after the other. Returns why the connection is over.
 async fn serve_channels(
-    link: &mut Link,
-    wire: &mut Option<SocketHandle>,
-    config: &AmqpConfig,
+    opened: &mut Opened,
+    endpoints: &Endpoints<'_>,
     watchdog: &mut ConfirmWatchdog,
     intake: &mut Intake<'_>,
-    open: &mut OpenConnection,
+    place: &mut OpenConnection,
     mut waiting: VecDeque<Publication>,
-) -> Result<Option<Fault>, StopBy> {
+) -> Result<ConnectionEnd, StopBy> {
+    let config = &endpoints.config;
     loop {
-        match session::serve(link, wire.as_mut(), config, watchdog, intake, open, waiting).await? {
-            SessionEnd::Connection(fault) => return Ok(fault),
+        match session::serve(opened, endpoints, watchdog, intake, place, waiting).await? {
+            SessionEnd::Connection(end) => return Ok(end),
             SessionEnd::Channel {
                 waiting: next,
                 rest: None,
@@ -258,16 +223,19 @@ async fn serve_channels(
                 intake.report_state(ConnectionState::Connected);
             }
         }
-        match intake.unless_stopped(connect::renew_channel(config, link)).await {
+        match intake
+            .unless_stopped(connect::renew_channel(config, &mut opened.link))
+            .await
+        {
             Ok(Ok(())) => {}
             Ok(Err(fault)) => {
                 let fault = config.at_endpoint(fault);
                 intake.report_down(&fault);
                 intake.lose(waiting.into(), &fault.to_string());
-                return Ok(Some(fault));
+                return Ok(ConnectionEnd::Failed(fault));
             }
             Err(stop) => {
-                intake.lose(waiting.into(), "the publisher was stopped");
+                intake.lose(waiting.into(), STOPPED);
                 return Err(stop);
             }
         }

@@ -24,10 +24,12 @@ use crate::crossing::Handed;
 use crate::down::{DownReason, Fault};
 use crate::event::{Answered, ConnectionState};
 use crate::intake::{Intake, StopBy};
+use crate::lookup::Host;
 use crate::pool::{self, RequestPool, ThreadSlot, Turn};
 use crate::transport::{SharedPools, Transport};
+use crate::url::Endpoint;
 use answer::Verdict;
-use line::{HostLookup, Line};
+use line::Line;
 use order::SendOrder;
 use request::RequestBuilder;
 use request_thread::{HttpConnection, PostContext, PostResult};
@@ -58,7 +60,7 @@ impl Transport for HttpConfig {
     }
 
     async fn run(self, intake: &mut Intake<'_>, pools: &SharedPools) -> Result<(), String> {
-        let mut poster = Poster::new(self, &pools.pool)?;
+        let mut poster = Poster::new(self, pools)?;
         intake.report_state(ConnectionState::Connecting);
         intake.report_state(ConnectionState::Connected);
         let order = loop {
@@ -99,7 +101,7 @@ struct Posting {
 
 struct Poster {
     shared: Arc<PostContext>,
-    lookup: Arc<HostLookup>,
+    host: Arc<Host>,
     pool: Rc<RequestPool>,
     /// The number of this destination in the pool.
     owner: u64,
@@ -123,10 +125,14 @@ struct Poster {
 }
 
 impl Poster {
-    fn new(config: HttpConfig, pool: &Rc<RequestPool>) -> Result<Self, String> {
+    fn new(config: HttpConfig, SharedPools { pool, lookups, .. }: &SharedPools) -> Result<Self, String> {
+        let endpoint = Endpoint {
+            host: config.address.host.clone(),
+            port: config.address.port,
+        };
         let (ended_tx, ended) = mpsc::unbounded_channel();
         Ok(Self {
-            lookup: Arc::new(HostLookup::new(&config.address.host, config.address.port)),
+            host: Arc::new(lookups.host(&endpoint, &config.allow)),
             backoff: Backoff::new(config.backoff_min, config.backoff_max),
             shared: Arc::new(PostContext {
                 endpoint: RequestBuilder::new(&config)?,
@@ -228,7 +234,7 @@ impl Poster {
         let kept = kept.and_then(|kept| kept.downcast().ok()).map(|kept| *kept);
         kept.unwrap_or_else(|| HttpConnection {
             agent: None,
-            line: Arc::new(Line::new(Arc::clone(&self.lookup))),
+            line: Arc::new(Line::new(Arc::clone(&self.host))),
         })
     }
 
@@ -278,7 +284,7 @@ impl Poster {
                 match fault.reason {
                     DownReason::ProcessLimit => self.pool.close_connections(),
                     // What broke this connection may have broken the idle ones.
-                    DownReason::Timeout | DownReason::Closed => self.pool.forget(self.owner),
+                    DownReason::Timeout | DownReason::Closed | DownReason::Protocol => self.pool.forget(self.owner),
                     _ => {}
                 }
                 match (is_recent, self.rests_until) {

@@ -21,10 +21,12 @@
 //! | `intake` | how does a transport get messages and report outcomes? | `outbox-publish` |
 //! | `pool` | which request gets a thread, and when do idle threads and connections end? | `outbox-publish`, `outbox-http` |
 //! | `brokers` | which idle connections to brokers are closed? | `outbox-publish` |
-//! | `addresses` | how long may each address of a host take? | any, pure |
+//! | [`addresses`] | which address of a host is tried next, and for how long? | any, pure |
+//! | `lookup` | which addresses does a host have? | `outbox-publish`, `outbox-http`, `outbox-resolve` |
 //! | `backoff` | how long is the wait before the next attempt? | `outbox-publish`, pure |
 //! | `amqp` | how is one connection opened, used and closed? | `outbox-publish` |
 //! | `amqp::config` | where to connect, as which user, with which limits? | any, plain data |
+//! | `amqp::endpoints` | which host and address is tried next? | `outbox-publish` |
 //! | `amqp::connect` | how to connect, what to check, what does an error mean? | `outbox-publish` |
 //! | `amqp::session` | one connection's window: publish, confirm, return, time out | `outbox-publish` |
 //! | `amqp::unconfirmed` | for how long may the broker leave messages unconfirmed? | `outbox-publish`, pure |
@@ -37,7 +39,7 @@
 //! | `http::request_thread` | how is one message posted? | `outbox-http` |
 //! | `http::request` | what does its request look like? | `outbox-http`, pure |
 //! | `http::answer` | what does an answer mean? | `outbox-http`, pure |
-//! | `http::line` | the connection of a request, and its kill switch | `outbox-http`, `outbox-resolve` |
+//! | `http::line` | the connection of a request, and its kill switch | `outbox-http` |
 //! | `tls` | which peers does a connection trust, and what does a TLS error mean? | any, pure |
 //! | `scheduler` | what does the worker request from the kernel? | the worker's main thread, before it starts others |
 //! | `signature` | how is a message signed? | `outbox-http`, pure |
@@ -49,7 +51,7 @@
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-mod addresses;
+pub mod addresses;
 mod amqp;
 mod backoff;
 mod brokers;
@@ -59,6 +61,7 @@ mod down;
 mod event;
 mod http;
 mod intake;
+mod lookup;
 pub mod network;
 mod pool;
 mod publisher;
@@ -81,6 +84,7 @@ pub use deadline::Deadline;
 pub use down::DownReason;
 pub use event::{Answered, ConnectionState, PublisherEvent};
 pub use http::{HttpAuth, HttpConfig};
+pub use lookup::Resolver;
 pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication, Text};
 pub use publisher::{Publisher, Publishers, prepare_process};
 pub use scheduler::give_way;

@@ -6,6 +6,7 @@
 use crate::Publication;
 use crate::crossing::{Crossing, Handed, Waker};
 use crate::event::PublisherEvent;
+use crate::lookup::{Lookups, Resolver, system_resolver};
 use crate::publisher_thread::{self, Begin};
 use crate::transport::Transport;
 use std::cell::{Cell, RefCell};
@@ -43,6 +44,7 @@ pub unsafe fn prepare_process() {
 /// publishers are gone.
 pub struct Publishers {
     waker: Waker,
+    resolver: Resolver,
     thread: RefCell<Option<Thread>>,
 }
 
@@ -52,8 +54,17 @@ type Thread = mpsc::UnboundedSender<Begin>;
 impl Publishers {
     /// `waker` is set while a publisher has events.
     pub fn new(waker: Waker) -> Self {
+        Self::with_resolver(waker, system_resolver())
+    }
+
+    /// Resolves the names of hosts by other means than the system's.
+    pub fn with_resolver(waker: Waker, resolver: Resolver) -> Self {
         let thread = RefCell::new(None);
-        Self { waker, thread }
+        Self {
+            waker,
+            resolver,
+            thread,
+        }
     }
 
     pub fn waker(&self) -> &Waker {
@@ -98,7 +109,7 @@ impl Publishers {
             None => Some(begin),
         };
         if let Some(begin) = refused {
-            let started = start_thread()?;
+            let started = start_thread(Lookups::new(Arc::clone(&self.resolver)))?;
             let _ = started.send(begin); // if the thread dies now, the transport reports it
             *thread = Some(started);
         }
@@ -106,14 +117,14 @@ impl Publishers {
     }
 }
 
-fn start_thread() -> io::Result<Thread> {
+fn start_thread(lookups: Lookups) -> io::Result<Thread> {
     let runtime = publisher_thread::runtime()?;
     let (begins, begins_rx) = mpsc::unbounded_channel();
     let _masked = AllSignalsBlocked::new()?;
     std::thread::Builder::new()
         .name("outbox-publish".to_owned())
         .stack_size(STACK_BYTES)
-        .spawn(move || publisher_thread::main(runtime, begins_rx))?;
+        .spawn(move || publisher_thread::main(runtime, begins_rx, lookups))?;
     Ok(begins)
 }
 

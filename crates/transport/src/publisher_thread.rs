@@ -9,6 +9,7 @@
 use crate::crossing::{Crossing, Handed};
 use crate::event::PublisherEvent;
 use crate::intake::Intake;
+use crate::lookup::Lookups;
 use crate::transport::{SharedPools, Transport};
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
@@ -25,17 +26,19 @@ use tokio::task::{JoinSet, LocalSet};
 pub(crate) type Begin = Box<dyn FnOnce(Rc<SharedPools>) -> LocalBoxFuture<'static, ()> + Send>;
 
 /// The body of the thread. Ends when no publisher can be started any more, and all have ended.
-pub(crate) fn main(runtime: Runtime, begins: mpsc::UnboundedReceiver<Begin>) {
+pub(crate) fn main(runtime: Runtime, begins: mpsc::UnboundedReceiver<Begin>, lookups: Lookups) {
     // A panic that is no transport's ends them all, and each reports its end.
     let _ = catch_unwind(AssertUnwindSafe(|| {
-        LocalSet::new().block_on(&runtime, serve(begins));
+        LocalSet::new().block_on(&runtime, serve(begins, lookups));
     }));
-    // A plain drop would wait for the thread pool, where a name lookup can hang for half a minute.
-    runtime.shutdown_background();
 }
 
-async fn serve(mut begins: mpsc::UnboundedReceiver<Begin>) {
-    let pools = Rc::new(SharedPools::default());
+async fn serve(mut begins: mpsc::UnboundedReceiver<Begin>, lookups: Lookups) {
+    let pools = Rc::new(SharedPools {
+        pool: Rc::default(),
+        brokers: Rc::default(),
+        lookups,
+    });
     let mut transports = JoinSet::new();
     let mut is_open = true;
     while is_open || !transports.is_empty() {
@@ -96,17 +99,9 @@ async fn death_of(run: impl Future<Output = Result<(), String>>) -> Option<Strin
     }
 }
 
-/// The most names of brokers that are resolved at a time.
-const LOOKUPS_MAX: usize = 16;
-
 /// The runtime of the thread.
 pub(crate) fn runtime() -> std::io::Result<Runtime> {
-    // The pool only resolves names. Those of some hosts may hang.
-    Builder::new_current_thread()
-        .enable_io()
-        .enable_time()
-        .max_blocking_threads(LOOKUPS_MAX)
-        .build()
+    Builder::new_current_thread().enable_io().enable_time().build()
 }
 
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {

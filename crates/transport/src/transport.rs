@@ -13,16 +13,17 @@
 
 use crate::brokers::Brokers;
 use crate::intake::Intake;
+use crate::lookup::Lookups;
 use crate::pool::RequestPool;
 use std::future::Future;
 use std::io;
 use std::rc::Rc;
 
 /// What the transports of a publisher thread share.
-#[derive(Default)]
 pub struct SharedPools {
     pub(crate) pool: Rc<RequestPool>,
     pub(crate) brokers: Rc<Brokers>,
+    pub(crate) lookups: Lookups,
 }
 
 /// A way to one destination.

@@ -32,7 +32,7 @@ pub struct AmqpAddress {
 }
 
 /// One of the servers that are the same broker, such as a node of a cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     /// Name or address; an IPv6 address has no brackets.
     pub host: String,

@@ -5,15 +5,16 @@ mod support;
 
 use ::support::chaos::{Dice, seeds};
 use outbox_transport::{
-    AllowList, AmqpConfig, ConnectionState, Deadline, DownReason, HttpConfig, Outcome, Publication,
+    AllowList, AmqpConfig, ConnectionState, Deadline, DownReason, Endpoint, HttpConfig, Outcome, Publication,
+    Publishers, Waker,
 };
 use std::collections::{HashMap, HashSet};
 use std::net::{Shutdown, TcpListener};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::{Duration, Instant};
 use support::peer::{self, CONNECTION, short};
 use support::receiver::{Receiver, Reply, of_key, status, with};
-use support::{DEADLINE, Desk};
+use support::{DEADLINE, Desk, refusing, resolver, useless};
 
 /// Runs each test for each transport.
 macro_rules! for_each_transport {
@@ -39,6 +40,10 @@ for_each_transport! {
     a_stop_ends_in_time_with_each_message_answered_whatever_the_peer_does,
     the_messages_of_a_key_arrive_in_order_whatever_is_lost,
     an_address_that_is_not_allowed_gets_nothing,
+    a_host_is_reached_although_its_first_address_is_of_no_use,
+    the_error_names_each_address_that_was_tried,
+    names_whose_lookup_hangs_leave_other_destinations_alone,
+    a_lookup_that_takes_longer_than_a_connect_may_is_used_by_the_next,
 }
 
 // ---- the tests ------------------------------------------------------------------------------------------------------
@@ -78,6 +83,85 @@ fn an_address_that_is_not_allowed_gets_nothing<T: Transport>() {
     assert_eq!(detail, "127.0.0.1 is a loopback address");
     desk.stop();
     assert!(peer.arrived().is_empty());
+}
+
+fn a_host_is_reached_although_its_first_address_is_of_no_use<T: Transport>() {
+    for (what, port) in useless() {
+        let peer = Peer::new(|_| Act::Confirm);
+        let transport = T::start(&peer);
+        let ports = vec![port, transport.port()];
+        let config = transport.named("broker.test", Duration::from_secs(4));
+        let mut desk = Desk::resolving(config, resolver(move |_| ports.clone()));
+        println!("a peer that {what}");
+        desk.until_connected();
+        desk.publish(vec![of_key(0, "k")]);
+        desk.until_answered(1);
+        confirmed_after(&mut desk, 0);
+        desk.stop();
+    }
+}
+
+fn the_error_names_each_address_that_was_tried<T: Transport>() {
+    let ports = [refusing(), refusing()];
+    let config = T::at(1).named("broker.test", DEADLINE);
+    let mut desk = Desk::resolving(config, resolver(move |_| ports.to_vec()));
+    desk.publish(vec![of_key(0, "k")]);
+    let (reason, detail) = desk.until_down();
+    desk.stop();
+    assert_eq!(reason, DownReason::Unreachable);
+    for port in ports {
+        assert_eq!(detail.matches(&format!("127.0.0.1:{port}: ")).count(), 1, "{detail}");
+    }
+}
+
+fn names_whose_lookup_hangs_leave_other_destinations_alone<T: Transport>() {
+    let peer = Peer::new(|_| Act::Confirm);
+    let transport = T::start(&peer);
+    let port = transport.port();
+    let lookups_hang = Arc::new(Mutex::new(()));
+    let hang = Arc::clone(&lookups_hang);
+    let hanging = lookups_hang.lock().unwrap();
+    let resolver = resolver(move |host| {
+        if host.starts_with("hanging") {
+            drop(hang.lock());
+        }
+        vec![port]
+    });
+    let publishers = Publishers::with_resolver(Waker::new().unwrap(), resolver);
+    let start = |host: &str| Desk::of(publishers.start(transport.named(host, DEADLINE)).unwrap());
+    let mut desks: Vec<Desk> = (0..40).map(|n| start(&format!("hanging-{n}.test"))).collect();
+    desks.iter_mut().for_each(|desk| desk.publish(vec![of_key(1, "k")]));
+    let mut desk = start("broker.test");
+    desk.until_connected();
+    desk.publish(vec![of_key(0, "k")]);
+    desk.until_answered(1);
+    assert_eq!(desk.outcomes[&0], Outcome::Confirmed);
+    assert_eq!(peer.arrived(), [0]);
+    desks.push(desk);
+    desks.iter().for_each(|desk| desk.publisher.request_stop(DEADLINE));
+    desks.iter_mut().for_each(Desk::stop);
+    drop(hanging);
+}
+
+fn a_lookup_that_takes_longer_than_a_connect_may_is_used_by_the_next<T: Transport>() {
+    let peer = Peer::new(|_| Act::Confirm);
+    let transport = T::start(&peer);
+    let (port, patience) = (transport.port(), Duration::from_millis(500));
+    let (_ends, ended) = mpsc::channel::<()>();
+    let ended = Mutex::new(ended);
+    let resolver = resolver(move |_| {
+        let _ = ended.lock().unwrap().recv_timeout(patience * 3);
+        vec![port]
+    });
+    let mut desk = Desk::resolving(transport.named("broker.test", patience), resolver);
+    desk.publish(vec![of_key(0, "k")]);
+    let (reason, detail) = desk.until_down();
+    assert_eq!(reason, DownReason::Unreachable);
+    assert_eq!(detail, "resolving the host takes too long");
+    desk.until_connected();
+    desk.until_answered(1);
+    confirmed_after(&mut desk, 0);
+    desk.stop();
 }
 
 fn no_more_than_the_window_is_on_its_way<T: Transport>() {
@@ -227,7 +311,9 @@ fn no_message_goes_while_the_peer_accepts_none<T: Transport>() {
 
 /// Publishes messages with the handles after this one until one is confirmed, and returns its handle.
 fn confirmed_after(desk: &mut Desk, mut handle: u64) -> u64 {
+    let deadline = Instant::now() + DEADLINE;
     while desk.outcomes[&handle] != Outcome::Confirmed {
+        assert!(Instant::now() < deadline, "{:?}", desk.outcomes[&handle]);
         handle += 1;
         desk.publish(vec![of_key(handle, "k")]);
         desk.until_answered(handle as usize + 1);
@@ -469,7 +555,10 @@ trait Transport: Sized {
     fn start(peer: &Arc<Peer>) -> Self;
     /// Connects to this port, whether or not a peer listens there.
     fn at(port: u16) -> Self;
+    fn port(&self) -> u16;
     fn deadline(&self) -> Deadline;
+    /// Reaches the peer by a name. Gives up after `patience`.
+    fn named(&self, host: &str, patience: Duration) -> impl outbox_transport::Transport;
     fn config(&self) -> impl outbox_transport::Transport;
     fn of_window(&self, window: usize) -> impl outbox_transport::Transport;
     /// Gives up soon on a peer that does not answer.
@@ -485,7 +574,7 @@ struct Amqp(AmqpConfig);
 impl Transport for Amqp {
     fn start(peer: &Arc<Peer>) -> Self {
         let peer = Arc::clone(peer);
-        let port = peer::broker(move |broker| {
+        let port = peer::broker_of_many(move |broker| {
             broker.connect()?;
             loop {
                 let got = broker.next_message_answering(|_, _| {})?;
@@ -521,8 +610,21 @@ impl Transport for Amqp {
         })
     }
 
+    fn port(&self) -> u16 {
+        self.0.endpoints[0].port
+    }
+
     fn deadline(&self) -> Deadline {
         self.0.deadline.clone()
+    }
+
+    fn named(&self, host: &str, patience: Duration) -> impl outbox_transport::Transport {
+        let (host, port) = (host.to_owned(), self.port());
+        AmqpConfig {
+            endpoints: vec![Endpoint { host, port }],
+            connect_timeout: patience,
+            ..self.0.clone()
+        }
     }
 
     fn config(&self) -> impl outbox_transport::Transport {
@@ -572,8 +674,20 @@ impl Transport for Http {
         Self(support::receiver::config(&format!("http://127.0.0.1:{port}/hook")))
     }
 
+    fn port(&self) -> u16 {
+        self.0.address.port
+    }
+
     fn deadline(&self) -> Deadline {
         self.0.deadline.clone()
+    }
+
+    fn named(&self, host: &str, patience: Duration) -> impl outbox_transport::Transport {
+        HttpConfig {
+            connect_timeout: patience,
+            timeout: patience,
+            ..support::receiver::config(&format!("http://{host}:{}/hook", self.port()))
+        }
     }
 
     fn config(&self) -> impl outbox_transport::Transport {

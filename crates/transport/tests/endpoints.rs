@@ -1,18 +1,14 @@
-//! A broker with several endpoints, such as a cluster. When is the next one tried? Against simulated brokers, of which
-//! each is one endpoint.
+//! A broker with several endpoints, such as a cluster, or with several addresses. When is the next one tried?
+//! Against simulated brokers, of which each is one endpoint.
 
 mod support;
 
-use outbox_transport::{AmqpConfig, ConnectionState, DownReason, Endpoint, Outcome};
-use std::net::TcpListener;
+use outbox_transport::{AmqpConfig, ConnectionState, DownReason, Endpoint, Outcome, Publishers, Waker};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use support::Desk;
 use support::peer::*;
-
-/// Longer than any test: a connection that comes does not come after this wait.
-const NEVER: Duration = Duration::from_secs(3600);
+use support::{DEADLINE, Desk, NEVER, refusing, resolver, threads, threads_named};
 
 /// A configuration that waits forever once it has tried all endpoints in vain.
 fn one_turn(ports: &[u16]) -> AmqpConfig {
@@ -26,10 +22,6 @@ fn one_turn(ports: &[u16]) -> AmqpConfig {
         backoff_max: NEVER,
         ..config(ports[0])
     }
-}
-
-fn refusing() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// An endpoint that takes TCP connections, records when, and says nothing.
@@ -50,6 +42,17 @@ fn confirming() -> u16 {
             peer.ack(got.tag, false)?;
         }
     })
+}
+
+/// A configuration for a name.
+fn named() -> AmqpConfig {
+    AmqpConfig {
+        endpoints: vec![Endpoint {
+            host: "broker.test".to_owned(),
+            port: 5672,
+        }],
+        ..config(5672)
+    }
 }
 
 fn downs(desk: &Desk) -> Vec<(DownReason, &str)> {
@@ -175,4 +178,60 @@ fn an_endpoint_that_falls_silent_with_messages_is_left_once_another_answers() {
         "{detail}"
     );
     desk.stop();
+}
+
+#[test]
+fn a_lost_connection_is_continued_at_the_next_address_of_the_host() {
+    let _alone = alone();
+    let losing = broker(|peer| {
+        peer.connect()?;
+        peer.next_message().map(drop)
+    });
+    let ports = [losing, confirming()];
+    let mut desk = Desk::resolving(named(), resolver(move |_| ports.to_vec()));
+    desk.until_connected();
+    desk.publish(messages(0..1));
+    desk.until_answered(1);
+    assert_ne!(desk.outcomes[&0], Outcome::Confirmed);
+    desk.until("the second connection", |desk| {
+        desk.states.ends_with(&[ConnectionState::Connected])
+    });
+    desk.publish(messages(1..5));
+    desk.until_answered(5);
+    desk.stop();
+    assert!(
+        (1..5).all(|handle| desk.outcomes[&handle] == Outcome::Confirmed),
+        "{:?}",
+        desk.outcomes
+    );
+    assert_eq!(downs(&desk).len(), 1, "{:?}", desk.states);
+}
+
+#[test]
+fn a_name_has_one_lookup_at_a_time_on_a_thread_that_takes_no_signals() {
+    let _alone = alone();
+    let lookups_hang = Arc::new(Mutex::new(()));
+    let hang = Arc::clone(&lookups_hang);
+    let hanging = lookups_hang.lock().unwrap();
+    let resolver = resolver(move |_| {
+        drop(hang.lock());
+        vec![refusing()]
+    });
+    let publishers = Publishers::with_resolver(Waker::new().unwrap(), resolver);
+    let start = |_| Desk::of(publishers.start(hasty(named())).unwrap());
+    let mut desks: Vec<Desk> = (0..3).map(start).collect();
+    for desk in &mut desks {
+        desk.until("two attempts", |desk| downs(desk).len() >= 2);
+    }
+    assert_eq!(threads_named("outbox-resolve"), 1);
+    let all = threads();
+    let blocked = |name| {
+        all.iter()
+            .find(|(thread, _)| thread == name)
+            .map(|(_, blocked)| *blocked)
+    };
+    assert_eq!(blocked("outbox-resolve"), blocked("outbox-publish"));
+    desks.iter().for_each(|desk| desk.publisher.request_stop(DEADLINE));
+    desks.iter_mut().for_each(Desk::stop);
+    drop(hanging);
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 use support::receiver::{self, Receiver, Reply, message, of_key, status, with};
-use support::{DEADLINE, Desk, threads, threads_named};
+use support::{DEADLINE, Desk, resolver, threads, threads_named};
 
 const KEY_FAILED: &str = "an earlier message of its key failed";
 
@@ -801,4 +801,34 @@ fn the_proxy_of_the_environment_is_not_used() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
     assert_eq!(proxy.connections(), 0);
+}
+
+#[test]
+fn after_a_request_without_an_answer_the_next_connect_begins_with_another_address() {
+    let silent = Receiver::play(|stream, _, _| std::io::copy(&mut &stream, &mut std::io::sink()).map(drop));
+    let receiver = Receiver::start(|_| status(200));
+    let ports = [silent.port, receiver.port];
+    let config = HttpConfig {
+        timeout: Duration::from_secs(2),
+        ..receiver::config("http://hook.test/")
+    };
+    let mut desk = Desk::resolving(config, resolver(move |_| ports.to_vec()));
+    desk.publish(vec![message(0)]);
+    until_back(&mut desk, 1);
+    assert!(
+        matches!(desk.outcomes[&0], Outcome::Unanswered { .. }),
+        "{:?}",
+        desk.outcomes
+    );
+    for handle in 1..4 {
+        desk.publish(vec![message(handle)]);
+        desk.until_answered(handle as usize + 1);
+    }
+    desk.stop();
+    assert!(
+        (1..4).all(|handle| desk.outcomes[&handle] == Outcome::Confirmed),
+        "{:?}",
+        desk.outcomes
+    );
+    assert_eq!((silent.connections(), receiver.connections()), (1, 1));
 }

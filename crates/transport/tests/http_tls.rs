@@ -10,8 +10,9 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 use std::io::{BufReader, Write};
 use std::sync::Arc;
-use support::Desk;
+use std::time::Duration;
 use support::receiver::{self, Receiver, message, read_request};
+use support::{Desk, resolver, useless};
 
 /// A CA that signs certificates.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -211,4 +212,27 @@ fn a_server_that_requests_a_client_certificate_gets_it() {
         .err()
         .expect("it is refused");
     assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+}
+
+#[test]
+fn an_address_that_does_not_answer_the_handshake_is_left_for_the_next() {
+    for (what, port) in useless() {
+        let authority = Authority::new();
+        let server = server(&authority, None);
+        let ports = vec![port, server.port];
+        let config = HttpConfig {
+            connect_timeout: Duration::from_secs(4),
+            ..config(&server, &authority)
+        };
+        let mut desk = Desk::resolving(config, resolver(move |_| ports.clone()));
+        desk.publish(vec![message(1)]);
+        desk.until_answered(1);
+        desk.stop();
+        assert_eq!(
+            desk.outcomes[&1],
+            Outcome::Confirmed,
+            "after a peer that {what}: {:?}",
+            desk.states
+        );
+    }
 }

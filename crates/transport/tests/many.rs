@@ -44,12 +44,7 @@ fn heartbeats(alive: Alive) -> mpsc::Sender<()> {
 fn idle_connections_to_brokers_end_and_messages_open_them_again() {
     let alive = Alive::default();
     let _beats = heartbeats(Arc::clone(&alive));
-    let port = peer::broker(move |peer| {
-        let mut peer = Peer::new(peer.tcp.try_clone()?, Box::new(peer.tcp.try_clone()?));
-        let alive = Arc::clone(&alive);
-        std::thread::spawn(move || serve(&mut peer, &alive));
-        Ok(())
-    });
+    let port = peer::broker_of_many(move |peer| serve(peer, &alive));
     let publishers = Publishers::new(Waker::new().unwrap());
     let config = || AmqpConfig {
         confirm_timeout: support::DEADLINE,

@@ -51,8 +51,8 @@ pub struct AmqpConfig {
     /// Checked (or declared) at each connect. Empty = the broker's default exchange, which needs neither.
     pub exchange: String,
     pub exchange_type: ExchangeType,
-    /// The time limit of each step of connecting: TCP, handshake, channel, exchange check. At most 5 s if there are
-    /// several endpoints.
+    /// The time limit for connecting to an endpoint: name lookup, TCP, TLS, handshake, exchange check, channel. Its
+    /// addresses share it. At most 5 s if there are several endpoints.
     pub connect_timeout: Duration,
     /// The time limit from publish to confirm. The clock stops while the broker blocks publishers.
     pub confirm_timeout: Duration,

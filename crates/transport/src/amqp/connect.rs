@@ -4,9 +4,8 @@
 //! releases.
 
 use super::config::AmqpConfig;
-use super::guard::{self, FRAME_BYTES_MAX, GuardedStream, Kit, LastBytes, Socket, SocketHandle, ThreadMark};
-use crate::addresses::share_of;
-use crate::down::{DownReason, Fault, limit_of, lookup_fault};
+use super::guard::{FRAME_BYTES_MAX, GuardedStream, Kit, LastBytes, Socket, SocketHandle, ThreadMark};
+use crate::down::{DownReason, Fault, limit_of};
 use crate::tls::{self, CertificateRequested, Tls};
 use lapin::options::{ConfirmSelectOptions, ExchangeDeclareOptions};
 use lapin::protocol::{AMQPError, AMQPErrorKind, AMQPHardError, AMQPSoftError};
@@ -19,7 +18,7 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Mutex;
 use std::time::Duration;
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 
@@ -27,8 +26,6 @@ use tokio_rustls::TlsConnector;
 const HEARTBEAT_S: u16 = 8;
 /// One channel to publish on, one for checks, and spares: lapin frees the number of a closed channel late.
 const CHANNELS_MAX: u16 = 8;
-/// The time limit for closing a connection that was opened only as a probe.
-const ASIDE_LIMIT: Duration = Duration::from_secs(1);
 /// How long to wait for lapin to report the cause as well, after a channel or connection broke.
 pub(crate) const CAUSE_LIMIT: Duration = Duration::from_millis(100);
 const REPLY_SUCCESS: u16 = 200;
@@ -36,25 +33,46 @@ const HUNG_UP: &str = "the peer closed the connection";
 
 /// A checked connection with a channel in confirm mode.
 pub(crate) struct Link {
+    /// The address of the broker.
+    pub(crate) address: SocketAddr,
     pub(crate) connection: Connection,
     pub(crate) channel: Channel,
     pub(crate) frame_bytes_max: usize,
     pub(crate) last_bytes: LastBytes,
 }
 
-/// Connects and checks. `wire` is set as soon as there is a socket, so that the caller can cut it in any case: also if
-/// this future is dropped before it ends.
-pub(crate) async fn connect(config: &AmqpConfig, wire: &mut Option<SocketHandle>) -> Result<Link, Fault> {
-    let tcp = dial(config).await?;
+/// The time limit of several steps together.
+#[derive(Clone, Copy)]
+pub(crate) struct Limit {
+    whole: Duration,
+    until: Instant,
+}
+
+impl Limit {
+    pub(crate) fn new(whole: Duration) -> Self {
+        let until = Instant::now() + whole;
+        Self { whole, until }
+    }
+}
+
+/// Connects to an address and checks, all within `limit`. `wire` is set as soon as there is a socket, so that the caller
+/// can cut it in any case: also if this future is dropped before it ends.
+pub(crate) async fn connect(
+    config: &AmqpConfig,
+    address: SocketAddr,
+    limit: Limit,
+    wire: &mut Option<SocketHandle>,
+) -> Result<Link, Fault> {
+    let tcp = dial(address, limit).await?;
     let requested = CertificateRequested::default();
     let socket = match &config.tls {
         None => Socket::Plain(tcp),
-        Some(tls) => secure(config, tls, &requested, tcp).await?,
+        Some(tls) => secure(config, tls, &requested, tcp, limit).await?,
     };
     let (new_wire, stream, mark) = SocketHandle::new(socket)
         .map_err(|e| Fault::of_call(DownReason::Unreachable, &e, "cannot share the socket"))?;
     let wire = wire.insert(new_wire);
-    let mut set_up = pin!(set_up(config, &requested, stream, mark));
+    let mut set_up = pin!(set_up(config, address, limit, &requested, stream, mark));
     tokio::select! {
         biased;
         link = &mut set_up => return link,
@@ -74,19 +92,21 @@ pub(crate) async fn connect(config: &AmqpConfig, wire: &mut Option<SocketHandle>
 
 async fn set_up(
     config: &AmqpConfig,
+    address: SocketAddr,
+    limit: Limit,
     requested: &CertificateRequested,
     stream: GuardedStream,
     mark: ThreadMark,
 ) -> Result<Link, Fault> {
-    let limit = config.connect_timeout;
     let last_bytes = stream.last_bytes();
     let connection = within(limit, "the AMQP handshake", handshake(config, stream, mark))
         .await
         .map_err(|fault| blame_certificate(config, requested, fault))?;
     within(limit, "the exchange check", check_exchange(config, &connection)).await?;
-    let channel = confirming_channel(config, &connection).await?;
+    let channel = confirming_channel(limit, &connection).await?;
     let frame_bytes_max = connection.configuration().frame_max() as usize;
     Ok(Link {
+        address,
         connection,
         channel,
         frame_bytes_max,
@@ -94,8 +114,7 @@ async fn set_up(
     })
 }
 
-async fn confirming_channel(config: &AmqpConfig, connection: &Connection) -> Result<Channel, Fault> {
-    let limit = config.connect_timeout;
+async fn confirming_channel(limit: Limit, connection: &Connection) -> Result<Channel, Fault> {
     let channel = within(limit, "channel.open", connection.create_channel()).await?;
     let confirm = channel.confirm_select(ConfirmSelectOptions::default());
     within(limit, "confirm.select", confirm).await?;
@@ -105,82 +124,37 @@ async fn confirming_channel(config: &AmqpConfig, connection: &Connection) -> Res
 /// Replaces the channel that messages are published on. The old channel is closed first: the broker then drops what it
 /// still held back (for a quorum queue whose leader is away), and does not publish it later.
 pub(crate) async fn renew_channel(config: &AmqpConfig, link: &mut Link) -> Result<(), Fault> {
+    let limit = || Limit::new(config.connect_timeout);
     let close = link.channel.close(REPLY_SUCCESS, "OK".into());
-    within(config.connect_timeout, "channel.close", close).await?;
-    link.channel = confirming_channel(config, &link.connection).await?;
+    within(limit(), "channel.close", close).await?;
+    link.channel = confirming_channel(limit(), &link.connection).await?;
     Ok(())
-}
-
-/// Whether the broker answers on another connection, which is opened for this and closed again. Tries the other
-/// endpoints first: the silent one may have lost its network.
-pub(crate) async fn answers_elsewhere(config: &AmqpConfig) -> bool {
-    let mut config = config.clone();
-    for _ in 0..config.endpoints.len() {
-        config.endpoints.rotate_left(1);
-        if answers(&config).await {
-            return true;
-        }
-    }
-    false
-}
-
-async fn answers(config: &AmqpConfig) -> bool {
-    let mut wire = None;
-    let answered = match connect(config, &mut wire).await {
-        Ok(link) => {
-            close(&link.connection, wire.as_mut(), ASIDE_LIMIT).await;
-            true
-        }
-        Err(_) => false,
-    };
-    if let Some(wire) = wire {
-        wire.cut(ASIDE_LIMIT).await;
-    }
-    answered
 }
 
 /// Closes the connection as the protocol demands, within `limit`. lapin never resolves a close if its I/O thread ends
 /// first. The caller cuts the wire afterwards in any case.
-pub(crate) async fn close(connection: &Connection, wire: Option<&mut SocketHandle>, limit: Duration) {
+pub(crate) async fn close(connection: &Connection, wire: &mut SocketHandle, limit: Duration) {
     tokio::select! {
         _ = connection.close(REPLY_SUCCESS, "OK".into()) => {}
-        () = guard::thread_ended(wire) => {}
+        () = wire.thread_ended() => {}
         () = tokio::time::sleep(limit) => {}
     }
 }
 
-async fn dial(config: &AmqpConfig) -> Result<TcpStream, Fault> {
-    let endpoint = config.endpoint();
-    let until = Instant::now() + config.connect_timeout;
-    // A thread of tokio's pool resolves the name; it inherits the blocked signals of this thread.
-    let found = timeout_at(until, lookup_host((endpoint.host.as_str(), endpoint.port))).await;
-    let addresses: Vec<SocketAddr> = match found {
-        Ok(found) => found.map_err(|error| lookup_fault(&error))?.collect(),
-        Err(_) => return Err(Fault::new(DownReason::Unreachable, "resolving the host takes too long")),
-    };
-    let addresses = config.allow.permitted(&endpoint.host, addresses)?;
-    dial_one_of(&addresses, until).await
-}
-
-/// Connects to the first address that answers. Err names the last one.
-async fn dial_one_of(addresses: &[SocketAddr], until: Instant) -> Result<TcpStream, Fault> {
-    let mut why = Fault::new(DownReason::Unreachable, "the host has no address");
-    for (index, address) in addresses.iter().enumerate() {
-        let limit = share_of(until.saturating_duration_since(Instant::now()), addresses.len() - index);
-        match timeout(limit, TcpStream::connect(address)).await {
+async fn dial(address: SocketAddr, limit: Limit) -> Result<TcpStream, Fault> {
+    let failed = |error| Fault::of_connect(DownReason::Unreachable, &error, address);
+    match timeout_at(limit.until, TcpStream::connect(address)).await {
+        Ok(connected) => {
+            let stream = connected.map_err(failed)?;
             // A publish is one write. Nagle's algorithm would delay the next small one until the broker's TCP ack.
-            Ok(Ok(stream)) => match stream.set_nodelay(true) {
-                Ok(()) => return Ok(stream),
-                Err(error) => why = Fault::of_connect(DownReason::Unreachable, &error, *address),
-            },
-            Ok(Err(error)) => why = Fault::of_connect(DownReason::Unreachable, &error, *address),
-            Err(_) => {
-                let text = format!("{address}: no answer to the TCP connect within {limit:.1?}");
-                why = Fault::new(DownReason::Unreachable, text);
-            }
+            stream.set_nodelay(true).map_err(failed)?;
+            Ok(stream)
+        }
+        Err(_) => {
+            let text = format!("{address}: no answer to the TCP connect within {:.1?}", limit.whole);
+            Err(Fault::new(DownReason::Unreachable, text))
         }
     }
-    Err(why)
 }
 
 /// The TLS handshake. Dropping this future closes the socket; no thread of lapin exists yet.
@@ -189,6 +163,7 @@ async fn secure(
     tls: &Tls,
     requested: &CertificateRequested,
     tcp: TcpStream,
+    limit: Limit,
 ) -> Result<Socket, Fault> {
     let failed = |text: String| Fault::new(DownReason::TlsFailed, text);
     let client_config = tls.client_config().map_err(|e| failed(e.to_string()))?;
@@ -196,7 +171,7 @@ async fn secure(
         .server_name(&config.endpoint().host)
         .map_err(|e| failed(e.to_string()))?;
     let handshake = TlsConnector::from(requested.record_in(&client_config)).connect(name, tcp);
-    match timeout(config.connect_timeout, handshake).await {
+    match timeout_at(limit.until, handshake).await {
         Ok(Ok(stream)) => Ok(Socket::Tls(Box::new(stream))),
         Ok(Err(error)) => {
             let by_peer = |text| blame_certificate(config, requested, failed(text));
@@ -209,8 +184,8 @@ async fn secure(
         Err(_) => Err(Fault::new(
             DownReason::Timeout,
             format!(
-                "no answer to the TLS handshake within {:?}; does the peer speak TLS?",
-                config.connect_timeout
+                "no answer to the TLS handshake within {:.1?}; does the peer speak TLS?",
+                limit.whole
             ),
         )),
     }
@@ -310,12 +285,12 @@ async fn check_exchange(config: &AmqpConfig, connection: &Connection) -> lapin::
     channel.close(REPLY_SUCCESS, "OK".into()).await
 }
 
-async fn within<T>(limit: Duration, step: &str, work: impl Future<Output = lapin::Result<T>>) -> Result<T, Fault> {
-    match timeout(limit, work).await {
+async fn within<T>(limit: Limit, step: &str, work: impl Future<Output = lapin::Result<T>>) -> Result<T, Fault> {
+    match timeout_at(limit.until, work).await {
         Ok(done) => done.map_err(|e| fault(&e)),
         Err(_) => Err(Fault::new(
             DownReason::Timeout,
-            format!("no answer to {step} within {limit:?}"),
+            format!("no answer to {step} within {:.1?}", limit.whole),
         )),
     }
 }
@@ -431,22 +406,21 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_does_not_answer_leaves_time_for_the_next_one() {
+    fn an_address_that_does_not_answer_or_refuses_is_named() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .unwrap();
         let ((silent, _sockets), listener) = (silent(), TcpListener::bind("127.0.0.1:0").unwrap());
-        let good = listener.local_addr().unwrap();
-        let dial = |addresses: &[SocketAddr], ms| {
-            runtime.block_on(dial_one_of(addresses, Instant::now() + Duration::from_millis(ms)))
-        };
-        let connected = dial(&[silent, good], 4_000).unwrap();
-        assert_eq!(connected.peer_addr().unwrap(), good);
-        let why = dial(&[silent], 100).unwrap_err().detail;
-        assert!(why.starts_with(&format!("{silent}: no answer")), "{why}");
+        let refusing = listener.local_addr().unwrap();
         drop(listener);
-        let why = dial(&[good], 20_000).unwrap_err().detail;
-        assert!(why.starts_with(&format!("{good}: Connection refused")), "{why}");
+        let why = |address: SocketAddr, ms| {
+            let dialed = runtime.block_on(async { dial(address, Limit::new(Duration::from_millis(ms))).await });
+            dialed.unwrap_err().detail
+        };
+        let text = why(silent, 100);
+        assert_eq!(text, format!("{silent}: no answer to the TCP connect within 100.0ms"));
+        let text = why(refusing, 20_000);
+        assert!(text.starts_with(&format!("{refusing}: Connection refused")), "{text}");
     }
 }

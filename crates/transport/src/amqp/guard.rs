@@ -86,17 +86,9 @@ impl SocketHandle {
 
     /// Cuts the connection both ways and waits for lapin's thread. Returns false if the thread still runs after
     /// `limit`.
-    pub(crate) async fn cut(mut self, limit: Duration) -> bool {
+    pub(crate) async fn cut(&mut self, limit: Duration) -> bool {
         let _ = self.socket.shutdown(Shutdown::Both);
         tokio::time::timeout(limit, self.thread_ended()).await.is_ok()
-    }
-}
-
-/// Completes once the I/O thread of `wire` has ended; never without a wire.
-pub(crate) async fn thread_ended(wire: Option<&mut SocketHandle>) {
-    match wire {
-        Some(wire) => wire.thread_ended().await,
-        None => std::future::pending().await,
     }
 }
 

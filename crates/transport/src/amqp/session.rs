@@ -7,7 +7,8 @@
 use super::attempts::{Attempts, Numbered};
 use super::config::AmqpConfig;
 use super::connect::{self, Link};
-use super::guard::{self, LastBytes, SocketHandle};
+use super::endpoints::{Endpoints, Opened};
+use super::guard::LastBytes;
 use super::returns::{ConfirmAnswer, ReturnedMessage, Returns};
 use super::sendable::Sendable;
 use super::unconfirmed::{ConfirmWatchdog, Phase, Stall};
@@ -45,9 +46,7 @@ const CHECK_AFTER: Duration = Duration::from_millis(2);
 
 /// Why a session is over, other than by a stop request.
 pub(crate) enum SessionEnd {
-    /// The connection is over: it failed, which was reported to the worker; or, without a fault, there was nothing to
-    /// do over it, and no message is open.
-    Connection(Option<Fault>),
+    Connection(ConnectionEnd),
     /// The channel is replaced, and the connection kept: the broker refused a message, or it answers but does not
     /// confirm what it received. Then unconfirmed messages are lost, so the worker sends them again. `waiting` is to be
     /// sent next, after the `rest`.
@@ -57,19 +56,27 @@ pub(crate) enum SessionEnd {
     },
 }
 
+/// Why a connection is over.
+pub(crate) enum ConnectionEnd {
+    /// It failed, which was reported to the worker.
+    Failed(Fault),
+    /// There was nothing to do over it, and no message is open.
+    Idle,
+}
+
 /// Serves until a stop request, a failure of the connection, or the end of a channel that is given up. `waiting` goes
 /// first. At its end every message that it took has its outcome, or is returned.
 pub(crate) async fn serve(
-    link: &Link,
-    wire: Option<&mut SocketHandle>,
-    config: &AmqpConfig,
+    opened: &mut Opened,
+    endpoints: &Endpoints<'_>,
     watchdog: &mut ConfirmWatchdog,
     intake: &mut Intake<'_>,
     place: &mut OpenConnection,
     waiting: VecDeque<Publication>,
 ) -> Result<SessionEnd, StopBy> {
+    let (link, config) = (&opened.link, &endpoints.config);
     let mut events = pin!(link.connection.events_listener());
-    let mut thread_ended = pin!(guard::thread_ended(wire));
+    let mut thread_ended = pin!(opened.wire.thread_ended());
     let mut timer = pin!(sleep_until(Instant::now()));
     let mut check_timer = pin!(sleep_until(Instant::now()));
     let mut session = ChannelSession::new(link, config, watchdog, write);
@@ -106,7 +113,7 @@ pub(crate) async fn serve(
             probe = Some(Box::pin(link.channel.confirm_select(ConfirmSelectOptions::default())));
         }
         if session.watchdog.wants_probe_elsewhere(Instant::now()) && elsewhere.is_none() && stop.is_none() {
-            elsewhere = Some(Box::pin(connect::answers_elsewhere(config)));
+            elsewhere = Some(Box::pin(endpoints.answer_apart_from(link.address)));
         }
         if session.broken.is_some() || (stop.is_some() && session.open.is_empty()) {
             break;
@@ -148,7 +155,7 @@ pub(crate) async fn serve(
                     session.begin_stop(order);
                 }
             },
-            () = place.ends(), if is_idle => return Ok(SessionEnd::Connection(None)),
+            () = place.ends(), if is_idle => return Ok(SessionEnd::Connection(ConnectionEnd::Idle)),
             () = session.attempts.woken(wakes) => {}
         }
     }
@@ -162,7 +169,7 @@ pub(crate) async fn serve(
     }
     session.abandon(&fault);
     intake.send_last_outcomes(&mut session.outcomes);
-    stop.map_or(Ok(SessionEnd::Connection(Some(fault))), Err)
+    stop.map_or(Ok(SessionEnd::Connection(ConnectionEnd::Failed(fault))), Err)
 }
 
 /// A request on the channel of the messages, to check that the broker answers. Turning on confirms a second time

@@ -38,7 +38,7 @@ pub struct HttpConfig {
     pub tls: Tls,
     /// Hosts and networks that may be reached although they are not public.
     pub allow: AllowList,
-    /// The time limit for name lookup, TCP and TLS.
+    /// The time limit for name lookup, TCP and TLS. The addresses of the host share it.
     pub connect_timeout: Duration,
     /// The time limit from the first byte of a request to the last of its answer, including the connect.
     pub timeout: Duration,

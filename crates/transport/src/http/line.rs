@@ -1,28 +1,28 @@
-//! The connection of one request thread, with the means to cut it: name lookup, checked connect, reads and writes that
-//! end in time. ureq speaks HTTP and TLS over it.
+//! The connection of one request thread, with the means to cut it: checked connect to one address after the other, reads
+//! and writes that end in time. ureq speaks HTTP and TLS over it.
 //!
-//! Used on the threads `outbox-http`; cut from the publisher thread. ureq's own connector is not used, for three
-//! reasons. It resolves the name before each request, on an unnamed thread that panics if it cannot start. Its write
-//! timeout starts again with each byte that a slow peer accepts. And this module must check the address that the socket
-//! connects to.
+//! Used on the threads `outbox-http`; cut from the publisher thread. ureq's own connector is not used, for four reasons.
+//! It resolves the name before each request, on an unnamed thread that panics if it cannot start. It leaves an address
+//! for the next only if TCP fails, not if TLS does. Its write timeout starts again with each byte that a slow peer
+//! accepts. And this module must check the address that the socket connects to.
 
 use crate::Deadline;
-use crate::addresses::share_of;
-use crate::down::{DownReason, Fault, lookup_fault};
-use crate::ssrf::AllowList;
+use crate::down::{DownReason, Fault};
+use crate::lookup::Host;
+use crate::tls;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, Read};
-use std::net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
-use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport};
+use ureq::unversioned::transport::{
+    Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, RustlsConnector, Transport,
+};
 use ureq::{Error, Timeout};
 
-/// The stack size for getaddrinfo and the modules that it loads.
-const LOOKUP_STACK_BYTES: usize = 2 << 20;
 /// How long the peer may leave bytes unacknowledged that were sent over a connection that was idle.
 pub(crate) const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(10);
 /// The longest wait; a longer one would overflow a clock.
@@ -42,7 +42,7 @@ fn failed(fault: Fault) -> Error {
 /// The connection of one request thread, as the publisher thread sees it. Cutting it ends every wait of that thread.
 #[derive(Debug)]
 pub(crate) struct Line {
-    lookup: Arc<HostLookup>,
+    host: Arc<Host>,
     state: Mutex<LineState>,
     /// Events since the last request began: a connection was started; it was completed, including TLS; a byte of an
     /// answer arrived.
@@ -56,12 +56,14 @@ struct LineState {
     is_cut: bool,
     /// The newest socket: the thread has one connection at a time. Weak, so that the thread closes it when it drops it.
     socket: Weak<Socket>,
+    /// Where it leads.
+    address: Option<SocketAddr>,
 }
 
 impl Line {
-    pub(crate) fn new(lookup: Arc<HostLookup>) -> Self {
+    pub(crate) fn new(host: Arc<Host>) -> Self {
         Self {
-            lookup,
+            host,
             state: Mutex::default(),
             is_fresh: AtomicBool::new(false),
             is_made: AtomicBool::new(false),
@@ -79,7 +81,7 @@ impl Line {
         if let Some(socket) = socket {
             let _ = socket.shutdown(Shutdown::Both); // also ends a pending connect
         }
-        self.lookup.wake();
+        self.host.wake();
     }
 
     pub(crate) fn is_cut(&self) -> bool {
@@ -102,16 +104,28 @@ impl Line {
         !self.is_fresh.load(Ordering::Relaxed) && !self.has_received.load(Ordering::Relaxed)
     }
 
+    /// Records whether the peer answered a request. If not, the next connect begins with another address: without TLS
+    /// nothing shows earlier that a peer which accepts connections does not work.
+    pub(crate) fn record_answer(&self, has_answered: bool) {
+        let address = self.state().address;
+        match address {
+            Some(address) if has_answered => self.host.answered(address),
+            Some(address) if !self.is_half_made() => self.host.failed(address),
+            _ => {}
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, LineState> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn hold(&self, socket: &Arc<Socket>) -> Result<(), Error> {
+    fn hold(&self, socket: &Arc<Socket>, address: SocketAddr) -> Result<(), Error> {
         let mut state = self.state();
         if state.is_cut {
             return Err(cut());
         }
         state.socket = Arc::downgrade(socket);
+        state.address = Some(address);
         Ok(())
     }
 }
@@ -120,94 +134,7 @@ fn cut() -> Error {
     fault(DownReason::Closed, "the publisher was stopped")
 }
 
-// ---- lookup ---------------------------------------------------------------------------------------------------------
-
-/// Resolves one host, with one lookup at a time for all request threads. A lookup can hang for half a minute. It then
-/// leaves one thread behind, not one for each request.
-#[derive(Debug)]
-pub(crate) struct HostLookup {
-    host: String,
-    port: u16,
-    state: Mutex<LookupState>,
-    changed: Condvar,
-}
-
-#[derive(Debug)]
-struct LookupState {
-    is_running: bool,
-    ended: u64,
-    found: Result<Vec<SocketAddr>, Fault>,
-}
-
-impl HostLookup {
-    pub(crate) fn new(host: &str, port: u16) -> Self {
-        Self {
-            host: host.to_owned(),
-            port,
-            state: Mutex::new(LookupState {
-                is_running: false,
-                ended: 0,
-                found: Ok(Vec::new()),
-            }),
-            changed: Condvar::new(),
-        }
-    }
-
-    fn state(&self) -> MutexGuard<'_, LookupState> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    fn wake(&self) {
-        // Locked for a moment: a thread that has just checked whether its connection is cut now waits for the
-        // condition.
-        drop(self.state());
-        self.changed.notify_all();
-    }
-
-    fn resolve(self: &Arc<Self>, line: &Line, until: Instant) -> Result<Vec<SocketAddr>, Error> {
-        if let Ok(address) = self.host.parse::<IpAddr>() {
-            return Ok(vec![SocketAddr::new(address, self.port)]);
-        }
-        let mut state = self.state();
-        if !state.is_running {
-            self.begin().map_err(|error| failed(lookup_fault(&error)))?;
-            state.is_running = true;
-        }
-        let before = state.ended;
-        while state.ended == before {
-            if line.is_cut() {
-                return Err(cut());
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(fault(DownReason::Timeout, "resolving the host takes too long"));
-            }
-            let waited = self.changed.wait_timeout(state, left);
-            state = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
-        }
-        let found = state.found.clone();
-        found.map_err(failed)
-    }
-
-    /// Starts a lookup on a thread, because getaddrinfo cannot be interrupted. The thread inherits the blocked signals.
-    fn begin(self: &Arc<Self>) -> io::Result<()> {
-        let lookup = Arc::clone(self);
-        let thread = std::thread::Builder::new()
-            .name("outbox-resolve".to_owned())
-            .stack_size(LOOKUP_STACK_BYTES);
-        thread.spawn(move || {
-            let found = (lookup.host.as_str(), lookup.port).to_socket_addrs();
-            let found = found.map(Iterator::collect).map_err(|error| lookup_fault(&error));
-            let mut state = lookup.state();
-            state.found = found;
-            state.is_running = false;
-            state.ended += 1;
-            drop(state);
-            lookup.changed.notify_all();
-        })?;
-        Ok(())
-    }
-}
+// ---- connect --------------------------------------------------------------------------------------------------------
 
 /// A resolver without results: ureq calls it before each request, but `Dialer` resolves the host when it connects.
 #[derive(Debug)]
@@ -224,35 +151,104 @@ impl Resolver for NoResolver {
     }
 }
 
-// ---- connect --------------------------------------------------------------------------------------------------------
-
-/// Opens the connections of one request thread.
+/// Opens the connections of one request thread: the first address that accepts one, with TLS if there is any.
 #[derive(Debug)]
 pub(crate) struct Dialer {
     pub(crate) line: Arc<Line>,
-    pub(crate) allow: AllowList,
+    pub(crate) tls: RustlsConnector,
     pub(crate) deadline: Deadline,
 }
 
 impl Connector<()> for Dialer {
-    type Out = HttpSocket;
+    type Out = <RustlsConnector as Connector<HttpSocket>>::Out;
 
-    fn connect(&self, details: &ConnectionDetails<'_>, _: Option<()>) -> Result<Option<HttpSocket>, Error> {
+    fn connect(&self, details: &ConnectionDetails<'_>, _: Option<()>) -> Result<Option<Self::Out>, Error> {
         let until = end(details.timeout);
         let line = &self.line;
         line.is_fresh.store(true, Ordering::Relaxed);
-        let addresses = line.lookup.resolve(line, until)?;
-        let addresses = (self.allow.permitted(&line.lookup.host, addresses)).map_err(failed)?;
-        let socket = dial(line, &addresses, until)?;
-        Ok(Some(HttpSocket {
+        let addresses = line.host.addresses_blocking(until, || line.is_cut());
+        let addresses = addresses.map_err(|fault| if line.is_cut() { cut() } else { failed(fault) })?;
+        let mut connect = line.host.connect(addresses, until);
+        while let Some((address, limit)) = connect.next() {
+            match self.connect_to(address, limit, details) {
+                Ok(connection) => return Ok(connection),
+                Err(_) if line.is_cut() => return Err(cut()),
+                Err(fault) => connect.failed(address, fault),
+            }
+        }
+        Err(failed(connect.fault()))
+    }
+}
+
+impl Dialer {
+    fn connect_to(
+        &self,
+        address: SocketAddr,
+        limit: Duration,
+        details: &ConnectionDetails<'_>,
+    ) -> Result<Option<<Self as Connector>::Out>, Fault> {
+        let until = Instant::now() + limit;
+        let socket = dial(&self.line, address, limit).map_err(|error| match error.kind() {
+            io::ErrorKind::TimedOut => Fault::new(DownReason::Timeout, format!("{address}: no connection in time")),
+            io::ErrorKind::ConnectionReset => Fault::of_connect(DownReason::Closed, &error, address), // accepted first
+            _ => Fault::of_connect(DownReason::Unreachable, &error, address),
+        })?;
+        let socket = HttpSocket {
             socket,
-            line: Arc::clone(line),
+            line: Arc::clone(&self.line),
             deadline: self.deadline.clone(),
             buffers: LazyBuffers::new(details.config.input_buffer_size(), details.config.output_buffer_size()),
             is_write_broken: false,
             is_reused: false,
-        }))
+        };
+        let left = until.saturating_duration_since(Instant::now());
+        let details = ConnectionDetails {
+            uri: details.uri,
+            addrs: details.addrs.clone(),
+            config: details.config,
+            request_level: details.request_level,
+            resolver: details.resolver,
+            now: (details.current_time)(),
+            timeout: NextTimeout {
+                after: left.into(),
+                ..details.timeout
+            },
+            current_time: Arc::clone(&details.current_time),
+            run_connector: Arc::clone(&details.run_connector),
+            register_shutdown: Arc::clone(&details.register_shutdown),
+        };
+        self.tls
+            .connect(&details, Some(socket))
+            .map_err(|error| tls_fault(error, limit))
     }
+}
+
+/// Why a TLS handshake failed.
+fn tls_fault(error: Error, limit: Duration) -> Fault {
+    let failed = |text| Fault::new(DownReason::TlsFailed, text);
+    match error {
+        Error::Other(error) => error
+            .downcast()
+            .map_or_else(|error| failed(error.to_string()), |fault| *fault),
+        Error::Timeout(_) => Fault::new(DownReason::Timeout, format!("no connection within {limit:.1?}")),
+        Error::Rustls(error) => failed(tls::explain(&error)),
+        Error::Io(error) => match tls::error_in(&error) {
+            Some(error) => failed(tls::explain(error)),
+            None if is_end(&error) => failed("the peer closed the connection during the handshake".to_owned()),
+            None => Fault::new(DownReason::Closed, error.to_string()),
+        },
+        Error::Tls(text) => failed(text.to_owned()),
+        _ => failed("the handshake failed".to_owned()),
+    }
+}
+
+/// Whether the error means that the peer has closed the connection.
+pub(crate) fn is_end(error: &io::Error) -> bool {
+    use io::ErrorKind::*;
+    matches!(
+        error.kind(),
+        UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe
+    )
 }
 
 /// The last of the chained connectors. It runs once the connection is complete, including TLS.
@@ -301,42 +297,12 @@ impl<In: Transport> Transport for Received<In> {
     }
 }
 
-/// Connects to the first address that accepts.
-fn dial(line: &Line, addresses: &[SocketAddr], until: Instant) -> Result<Arc<Socket>, Error> {
-    let mut last = fault(DownReason::Unreachable, "the host has no address");
-    for (index, address) in addresses.iter().enumerate() {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            if index == 0 {
-                last = fault(DownReason::Timeout, "no time was left to connect");
-            }
-            break;
-        }
-        let share = share_of(left, addresses.len() - index);
-        match dial_one(line, *address, share) {
-            Ok(socket) => return Ok(socket),
-            Err(_) if line.is_cut() => return Err(cut()),
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                last = fault(DownReason::Timeout, format!("{address}: no connection in time"));
-            }
-            Err(error) => {
-                let reason = match error.kind() {
-                    io::ErrorKind::ConnectionReset => DownReason::Closed, // the peer accepted, and closed immediately
-                    _ => DownReason::Unreachable,
-                };
-                last = failed(Fault::of_connect(reason, &error, *address));
-            }
-        }
-    }
-    Err(last)
-}
-
-fn dial_one(line: &Line, address: SocketAddr, limit: Duration) -> io::Result<Arc<Socket>> {
+fn dial(line: &Line, address: SocketAddr, limit: Duration) -> io::Result<Arc<Socket>> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     // A request is one or two writes. Nagle's algorithm would delay the second until the peer's TCP ack.
     socket.set_tcp_nodelay(true)?;
     let socket = Arc::new(socket);
-    line.hold(&socket).map_err(Error::into_io)?;
+    line.hold(&socket, address).map_err(Error::into_io)?;
     socket.connect_timeout(&address.into(), limit)?;
     socket.set_nonblocking(true)?;
     Ok(socket)
@@ -441,21 +407,5 @@ impl Transport for HttpSocket {
             self.is_reused = self.socket.set_tcp_user_timeout(Some(ACKNOWLEDGED_WITHIN)).is_ok();
         }
         is_open
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_connect_without_time_is_a_timeout_and_one_without_an_address_is_not() {
-        let line = Line::new(Arc::new(HostLookup::new("127.0.0.1", 1)));
-        let reason = |addresses: &[SocketAddr]| match dial(&line, addresses, Instant::now()) {
-            Err(Error::Other(error)) => error.downcast_ref::<Fault>().map(|fault| fault.reason),
-            _ => None,
-        };
-        assert_eq!(reason(&[([127, 0, 0, 1], 1).into()]), Some(DownReason::Timeout));
-        assert_eq!(reason(&[]), Some(DownReason::Unreachable));
     }
 }

@@ -6,7 +6,7 @@
 
 use super::answer::{self, Verdict};
 use super::config::HttpConfig;
-use super::line::{ACKNOWLEDGED_WITHIN, CompletionMark, Dialer, Line, NoResolver};
+use super::line::{ACKNOWLEDGED_WITHIN, CompletionMark, Dialer, Line, NoResolver, is_end};
 use super::request::RequestBuilder;
 use crate::down::{DownReason, Fault};
 use crate::pool::IDLE_MAX;
@@ -94,8 +94,16 @@ fn post(shared: &PostContext, connection: &mut HttpConnection, message: &Publica
         },
     };
     match run(agent, line, request) {
-        Ok(answer) => read(&shared.endpoint, answer, now),
-        Err(error) => verdict_of(error, shared, line),
+        Ok(answer) => {
+            line.record_answer(true);
+            read(&shared.endpoint, answer, now)
+        }
+        Err(error) => {
+            if !line.is_cut() && !shared.config.deadline.has_passed() {
+                line.record_answer(false);
+            }
+            verdict_of(error, shared, line)
+        }
     }
 }
 
@@ -141,7 +149,7 @@ fn read(endpoint: &RequestBuilder, mut answer: Response<Body>, now: SystemTime) 
 fn new_agent(config: &HttpConfig, line: &Arc<Line>) -> Result<Agent, String> {
     let dialer = Dialer {
         line: Arc::clone(line),
-        allow: config.allow.clone(),
+        tls: RustlsConnector::default(),
         deadline: config.deadline.clone(),
     };
     let config = Agent::config_builder()
@@ -163,19 +171,8 @@ fn new_agent(config: &HttpConfig, line: &Arc<Line>) -> Result<Agent, String> {
         .timeout_recv_body(Some(BODY_LIMIT))
         .tls_config(config.tls_config().map_err(|error| error.to_string())?)
         .build();
-    let connector = dialer
-        .chain(RustlsConnector::default())
-        .chain(CompletionMark(Arc::clone(line)));
+    let connector = dialer.chain(CompletionMark(Arc::clone(line)));
     Ok(Agent::with_parts(config, connector, NoResolver))
-}
-
-/// Whether the error means that the peer has closed the connection.
-fn is_end(error: &io::Error) -> bool {
-    use io::ErrorKind::*;
-    matches!(
-        error.kind(),
-        UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe
-    )
 }
 
 /// The verdict for an error of ureq. Leaves out every text of ureq that could contain the URL.
@@ -194,10 +191,6 @@ fn verdict_of(error: Error, shared: &PostContext, line: &Line) -> Verdict {
         Error::Timeout(_) => (DownReason::Timeout, format!("no answer within {:?}", config.timeout)),
         Error::Io(error) => match tls::error_in(&error) {
             Some(error) => (DownReason::TlsFailed, tls::explain(error)),
-            None if is_end(&error) && line.is_half_made() => (
-                DownReason::TlsFailed,
-                "the peer closed the connection during the handshake".to_owned(),
-            ),
             None if error.kind() == io::ErrorKind::TimedOut => {
                 is_answer = false; // nothing shows that the request has arrived
                 let text = format!("the peer did not acknowledge the request within {ACKNOWLEDGED_WITHIN:?}");

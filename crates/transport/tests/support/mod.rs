@@ -7,10 +7,13 @@ pub mod receiver;
 pub mod wait;
 
 use outbox_transport::{
-    AmqpConfig, Answered, ConnectionState, Outcome, Properties, Publication, Publisher, PublisherEvent, Secret,
-    Transport, Waker,
+    AmqpConfig, Answered, ConnectionState, Outcome, Properties, Publication, Publisher, PublisherEvent, Publishers,
+    Resolver, Secret, Transport, Waker,
 };
 use std::collections::HashMap;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The longest wait of any test. Only a test that fails waits this long.
@@ -32,6 +35,12 @@ pub struct Desk {
 impl Desk {
     pub fn start(config: impl Transport) -> Self {
         Self::of(Publisher::start(config, Waker::new().expect("an eventfd")).expect("publisher starts"))
+    }
+
+    /// Starts a publisher that gets the addresses of names from `resolver`.
+    pub fn resolving(config: impl Transport, resolver: Resolver) -> Self {
+        let publishers = Publishers::with_resolver(Waker::new().expect("an eventfd"), resolver);
+        Self::of(publishers.start(config).expect("publisher starts"))
     }
 
     pub fn of(publisher: Publisher) -> Self {
@@ -162,6 +171,43 @@ impl Desk {
         self.collect();
         assert_eq!(self.died, None);
     }
+}
+
+/// Finds these ports of this machine for a name, whatever the port in the URL.
+pub fn resolver(ports: impl Fn(&str) -> Vec<u16> + Send + Sync + 'static) -> Resolver {
+    Arc::new(move |endpoint| {
+        let ports = ports(&endpoint.host).into_iter();
+        Ok(ports.map(|port| ([127, 0, 0, 1], port).into()).collect())
+    })
+}
+
+/// Longer than any test.
+pub const NEVER: Duration = Duration::from_secs(3600);
+
+/// A port where nothing listens.
+pub fn refusing() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A port that accepts connections and does this with them.
+pub fn accepting(mut play: impl FnMut(TcpStream) + Send + 'static) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || listener.incoming().flatten().for_each(&mut play));
+    port
+}
+
+/// Ports that accept connections and are of no use, and what they do.
+pub fn useless() -> [(&'static str, u16); 3] {
+    let mut open = Vec::new();
+    [
+        ("says nothing", accepting(move |stream| open.push(stream))),
+        ("closes the connection", accepting(drop)),
+        (
+            "speaks another protocol",
+            accepting(|mut stream| drop(stream.write_all(b"220 mail.example ESMTP\r\n"))),
+        ),
+    ]
 }
 
 /// On a busy machine a broker can be silent for seconds. Only tests about patience have less of it.

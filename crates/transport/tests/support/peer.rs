@@ -4,7 +4,7 @@ use super::{DEADLINE, Desk, publication, threads, threads_named};
 use outbox_transport::{AmqpConfig, DownReason, Outcome};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 pub const CONNECTION: u16 = 10;
@@ -53,6 +53,17 @@ pub fn broker(play: impl Fn(&mut Peer) -> std::io::Result<()> + Send + 'static) 
         })
         .unwrap();
     port
+}
+
+/// Runs the script on every connection, on all at a time, until the test ends.
+pub fn broker_of_many(play: impl Fn(&mut Peer) -> std::io::Result<()> + Send + Sync + 'static) -> u16 {
+    let play = Arc::new(play);
+    broker(move |peer| {
+        let mut peer = Peer::new(peer.tcp.try_clone()?, Box::new(peer.tcp.try_clone()?));
+        let play = Arc::clone(&play);
+        std::thread::spawn(move || play(&mut peer));
+        Ok(())
+    })
 }
 
 pub struct Peer {
