@@ -1,5 +1,6 @@
 //! The life of a connection to a broker: connect, serve, close, wait, repeat. After a stop request it ends in bounded
-//! time.
+//! time. A connection that has lived for long is replaced: the next one is opened first, and takes over once all
+//! messages have their answers.
 //!
 //! Runs on the publisher thread. A current-thread runtime drives everything here and lapin's tasks; lapin's own thread
 //! makes the socket calls. `session` covers the time while connected.
@@ -24,10 +25,11 @@ use crate::down::{DownReason, Fault};
 use crate::event::ConnectionState;
 use crate::intake::{Intake, StopBy};
 use crate::transport::{SharedPools, Transport};
-use endpoints::{CUT_LIMIT, Endpoints, Opened};
+use endpoints::{CUT_LIMIT, Endpoints, Opened, Successor};
 use session::{ConnectionEnd, SessionEnd};
 use std::collections::VecDeque;
 use std::io;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 use unconfirmed::ConfirmWatchdog;
 
@@ -99,7 +101,7 @@ struct Reconnection {
     first: Option<Handed>,
 }
 
-/// One connection from start to end, or one failed attempt. Returns whether the connection
+/// One connection and those that replace it, from start to end, or one failed attempt. Returns whether the connection
 /// was idle: then it is opened again for the next batch.
 async fn connect_and_serve(
     endpoints: &mut Endpoints<'_>,
@@ -118,7 +120,7 @@ async fn connect_and_serve(
             endpoints.connected();
             intake.report_state(ConnectionState::Connected);
             let waiting = first.and_then(|first| intake.accept(first)).unwrap_or_default();
-            serve_connection(endpoints, opened, waiting.into(), intake, life).await
+            serve_connections(endpoints, opened, waiting.into(), intake, life).await
         }
         Ok(Err(fault)) => {
             let fault = endpoints.config.at_endpoint(fault);
@@ -141,44 +143,75 @@ async fn connect_and_serve(
     }
 }
 
-/// Serves a connection until it ends. `waiting` goes first. Returns whether it was idle.
-async fn serve_connection(
+/// Serves a connection, and the one that replaces it, until one ends. `waiting` goes first.
+async fn serve_connections(
     endpoints: &Endpoints<'_>,
     mut opened: Opened,
-    waiting: VecDeque<Publication>,
+    mut waiting: VecDeque<Publication>,
     intake: &mut Intake<'_>,
     life: &mut Reconnection,
 ) -> Result<bool, StopBy> {
     let config = &endpoints.config;
-    let since = Instant::now();
-    let mut place = endpoints.pools.brokers.opened();
-    let watchdog = &mut life.watchdog;
-    let ended = serve_channels(&mut opened, endpoints, watchdog, intake, &mut place, waiting).await;
-    life.backoff.connection_lived(since.elapsed());
-    life.watchdog.disconnected();
-    let (close_limit, cut_limit) = close_limits(ended.as_ref().err().copied());
-    let address = opened.link.address;
-    let tear_down = async {
-        // After the deadline no message may go out, also none that lapin still buffers: the socket is cut instead.
-        let is_polite = !config.deadline.has_passed();
-        endpoints.count_stuck(opened.close(is_polite, close_limit, cut_limit).await);
+    // After the deadline no message may go out, also none that lapin still buffers: the socket is cut instead.
+    let close = |opened: Opened, stop| {
+        let (close_limit, cut_limit) = close_limits(stop);
+        opened.close(!config.deadline.has_passed(), close_limit, cut_limit)
     };
-    match ended {
-        Ok(ConnectionEnd::Idle) => {
-            intake.unless_stopped(tear_down).await?;
-            Ok(true)
-        }
-        Ok(ConnectionEnd::Failed(fault)) => {
-            if !config.deadline.has_passed() {
-                endpoints.host().failed(address);
+    loop {
+        let since = Instant::now();
+        let mut place = endpoints.pools.brokers.opened();
+        let opening = pin!(endpoints.successor());
+        let mut successor = Successor::new(opening);
+        let watchdog = &mut life.watchdog;
+        let ended = serve_channels(
+            &mut opened,
+            endpoints,
+            watchdog,
+            intake,
+            &mut place,
+            &mut successor,
+            waiting,
+        )
+        .await;
+        life.backoff.connection_lived(since.elapsed());
+        life.watchdog.disconnected();
+        let stop = ended.as_ref().err().copied();
+        let unused = successor.opened.take();
+        let address = opened.link.address;
+        let tear_down = async {
+            let unused = async {
+                if let Some(unused) = unused {
+                    endpoints.count_stuck(close(*unused, stop).await);
+                }
+            };
+            let (is_gone, ()) = tokio::join!(close(opened, stop), unused);
+            endpoints.count_stuck(is_gone);
+        };
+        match ended {
+            Ok(ConnectionEnd::Idle) => {
+                intake.unless_stopped(tear_down).await?;
+                return Ok(true);
             }
-            life.why = fault.to_string();
-            intake.losing_batches(&life.why, tear_down).await?;
-            Ok(false)
-        }
-        Err(stop) => {
-            tear_down.await;
-            Err(stop)
+            Ok(ConnectionEnd::Failed(fault)) => {
+                if !config.deadline.has_passed() {
+                    endpoints.host().failed(address);
+                }
+                life.why = fault.to_string();
+                intake.losing_batches(&life.why, tear_down).await?;
+                return Ok(false);
+            }
+            Ok(ConnectionEnd::Replaced { by, waiting: rest }) => {
+                if let Err(stop) = intake.unless_stopped(tear_down).await {
+                    intake.lose(rest.into(), STOPPED);
+                    close(*by, Some(stop)).await;
+                    return Err(stop);
+                }
+                (opened, waiting) = (*by, rest);
+            }
+            Err(stop) => {
+                tear_down.await;
+                return Err(stop);
+            }
         }
     }
 }
@@ -200,11 +233,12 @@ async fn serve_channels(
     watchdog: &mut ConfirmWatchdog,
     intake: &mut Intake<'_>,
     place: &mut OpenConnection,
+    successor: &mut Successor<'_>,
     mut waiting: VecDeque<Publication>,
 ) -> Result<ConnectionEnd, StopBy> {
     let config = &endpoints.config;
     loop {
-        match session::serve(opened, endpoints, watchdog, intake, place, waiting).await? {
+        match session::serve(opened, endpoints, watchdog, intake, place, successor, waiting).await? {
             SessionEnd::Connection(end) => return Ok(end),
             SessionEnd::Channel {
                 waiting: next,

@@ -24,7 +24,7 @@
 //! | [`addresses`] | which address of a host is tried next, and for how long? | any, pure |
 //! | `lookup` | which addresses does a host have? | `outbox-publish`, `outbox-http`, `outbox-resolve` |
 //! | `backoff` | how long is the wait before the next attempt? | `outbox-publish`, pure |
-//! | `amqp` | how is one connection opened, used and closed? | `outbox-publish` |
+//! | `amqp` | how is one connection opened, used, replaced and closed? | `outbox-publish` |
 //! | `amqp::config` | where to connect, as which user, with which limits? | any, plain data |
 //! | `amqp::endpoints` | which host and address is tried next? | `outbox-publish` |
 //! | `amqp::connect` | how to connect, what to check, what does an error mean? | `outbox-publish` |

@@ -12,12 +12,15 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
+/// How long a connection to a host with a name lives. The next one finds where the name leads by then.
+pub(crate) const CONNECTION_LIFE: Duration = Duration::from_secs(600);
 /// The stack size for getaddrinfo and the modules that it loads.
 const LOOKUP_STACK_BYTES: usize = 2 << 20;
 /// The longest time for which the result of a slow lookup is used again.
@@ -207,6 +210,14 @@ impl fmt::Debug for Host {
 }
 
 impl Host {
+    /// How long a connection lives: for an address for ever, for a name up to `longest`. Those that began together end
+    /// one after the other.
+    pub(crate) fn life(&self, longest: Duration) -> Option<Duration> {
+        let dice = RandomState::new().hash_one(()) as u8;
+        let part = longest / 4 * u32::from(dice) / 256;
+        self.lookup.literal.is_none().then(|| longest - part)
+    }
+
     /// The addresses that may be reached.
     pub(crate) async fn addresses(&self, limit: Duration) -> Found {
         let found = tokio::time::timeout(limit, self.lookup.found()).await;

@@ -10,11 +10,12 @@ use outbox_transport::{
 };
 use std::collections::{HashMap, HashSet};
 use std::net::{Shutdown, TcpListener};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::{Duration, Instant};
 use support::peer::{self, CONNECTION, short};
 use support::receiver::{Receiver, Reply, of_key, status, with};
-use support::{DEADLINE, Desk, refusing, resolver, useless};
+use support::{DEADLINE, Desk, NEVER, refusing, resolver, useless};
 
 /// Runs each test for each transport.
 macro_rules! for_each_transport {
@@ -44,6 +45,7 @@ for_each_transport! {
     the_error_names_each_address_that_was_tried,
     names_whose_lookup_hangs_leave_other_destinations_alone,
     a_lookup_that_takes_longer_than_a_connect_may_is_used_by_the_next,
+    a_name_that_moves_under_load_is_followed_and_no_message_is_lost_or_reordered,
 }
 
 // ---- the tests ------------------------------------------------------------------------------------------------------
@@ -90,7 +92,7 @@ fn a_host_is_reached_although_its_first_address_is_of_no_use<T: Transport>() {
         let peer = Peer::new(|_| Act::Confirm);
         let transport = T::start(&peer);
         let ports = vec![port, transport.port()];
-        let config = transport.named("broker.test", Duration::from_secs(4));
+        let config = transport.named("broker.test", Duration::from_secs(4), NEVER);
         let mut desk = Desk::resolving(config, resolver(move |_| ports.clone()));
         println!("a peer that {what}");
         desk.until_connected();
@@ -103,7 +105,7 @@ fn a_host_is_reached_although_its_first_address_is_of_no_use<T: Transport>() {
 
 fn the_error_names_each_address_that_was_tried<T: Transport>() {
     let ports = [refusing(), refusing()];
-    let config = T::at(1).named("broker.test", DEADLINE);
+    let config = T::at(1).named("broker.test", DEADLINE, NEVER);
     let mut desk = Desk::resolving(config, resolver(move |_| ports.to_vec()));
     desk.publish(vec![of_key(0, "k")]);
     let (reason, detail) = desk.until_down();
@@ -128,7 +130,7 @@ fn names_whose_lookup_hangs_leave_other_destinations_alone<T: Transport>() {
         vec![port]
     });
     let publishers = Publishers::with_resolver(Waker::new().unwrap(), resolver);
-    let start = |host: &str| Desk::of(publishers.start(transport.named(host, DEADLINE)).unwrap());
+    let start = |host: &str| Desk::of(publishers.start(transport.named(host, DEADLINE, NEVER)).unwrap());
     let mut desks: Vec<Desk> = (0..40).map(|n| start(&format!("hanging-{n}.test"))).collect();
     desks.iter_mut().for_each(|desk| desk.publish(vec![of_key(1, "k")]));
     let mut desk = start("broker.test");
@@ -153,7 +155,7 @@ fn a_lookup_that_takes_longer_than_a_connect_may_is_used_by_the_next<T: Transpor
         let _ = ended.lock().unwrap().recv_timeout(patience * 3);
         vec![port]
     });
-    let mut desk = Desk::resolving(transport.named("broker.test", patience), resolver);
+    let mut desk = Desk::resolving(transport.named("broker.test", patience, NEVER), resolver);
     desk.publish(vec![of_key(0, "k")]);
     let (reason, detail) = desk.until_down();
     assert_eq!(reason, DownReason::Unreachable);
@@ -162,6 +164,55 @@ fn a_lookup_that_takes_longer_than_a_connect_may_is_used_by_the_next<T: Transpor
     desk.until_answered(1);
     confirmed_after(&mut desk, 0);
     desk.stop();
+}
+
+fn a_name_that_moves_under_load_is_followed_and_no_message_is_lost_or_reordered<T: Transport>() {
+    let arrived: Arc<Mutex<Vec<(char, u64)>>> = Arc::default();
+    let [(blue, blue_port), (green, green_port)] = ['b', 'g'].map(|name| {
+        let arrived = Arc::clone(&arrived);
+        let peer = Peer::new(move |handle| {
+            arrived.lock().unwrap().push((name, handle));
+            Act::Confirm
+        });
+        let transport = T::start(&peer);
+        let port = transport.port();
+        (transport, port)
+    });
+    drop(green);
+    let leads_to = Arc::new(AtomicU16::new(blue_port));
+    let port = Arc::clone(&leads_to);
+    let resolver = resolver(move |_| vec![port.load(Ordering::SeqCst)]);
+    // Shorter than the load: connections are also replaced while the name stays.
+    let config = blue.named("broker.test", DEADLINE, Duration::from_millis(100));
+    let mut desk = Desk::resolving(config, resolver);
+    desk.until_connected();
+    let mut next = 0;
+    let counts = || {
+        let arrived = arrived.lock().unwrap();
+        let green = arrived.iter().filter(|(name, _)| *name == 'g').count();
+        (arrived.len() - green, green)
+    };
+    let deadline = Instant::now() + DEADLINE;
+    while counts().1 < 500 {
+        assert!(Instant::now() < deadline, "{:?} have arrived", counts());
+        if counts().0 > 500 {
+            leads_to.store(green_port, Ordering::SeqCst);
+        }
+        let batch = next..next + 7;
+        desk.publish(batch.map(|handle| of_key(handle, &key_of(handle))).collect());
+        next += 7;
+    }
+    desk.until_answered(next as usize);
+    desk.stop();
+    assert!(desk.outcomes.values().all(|outcome| *outcome == Outcome::Confirmed));
+    assert!(!desk.states.iter().any(is_down), "{:?}", desk.states);
+    let arrived = arrived.lock().unwrap();
+    for key in 0..KEYS {
+        let of_key = arrived.iter().filter(|(_, handle)| handle % KEYS == key);
+        let of_key: Vec<u64> = of_key.map(|(_, handle)| *handle).collect();
+        let expected: Vec<u64> = (0..next).filter(|handle| handle % KEYS == key).collect();
+        assert_eq!(of_key, expected, "key {key}");
+    }
 }
 
 fn no_more_than_the_window_is_on_its_way<T: Transport>() {
@@ -557,8 +608,8 @@ trait Transport: Sized {
     fn at(port: u16) -> Self;
     fn port(&self) -> u16;
     fn deadline(&self) -> Deadline;
-    /// Reaches the peer by a name. Gives up after `patience`.
-    fn named(&self, host: &str, patience: Duration) -> impl outbox_transport::Transport;
+    /// Reaches the peer by a name. Gives up after `patience`, and replaces a connection after `life`.
+    fn named(&self, host: &str, patience: Duration, life: Duration) -> impl outbox_transport::Transport;
     fn config(&self) -> impl outbox_transport::Transport;
     fn of_window(&self, window: usize) -> impl outbox_transport::Transport;
     /// Gives up soon on a peer that does not answer.
@@ -618,11 +669,12 @@ impl Transport for Amqp {
         self.0.deadline.clone()
     }
 
-    fn named(&self, host: &str, patience: Duration) -> impl outbox_transport::Transport {
+    fn named(&self, host: &str, patience: Duration, life: Duration) -> impl outbox_transport::Transport {
         let (host, port) = (host.to_owned(), self.port());
         AmqpConfig {
             endpoints: vec![Endpoint { host, port }],
             connect_timeout: patience,
+            connection_life: life,
             ..self.0.clone()
         }
     }
@@ -682,10 +734,11 @@ impl Transport for Http {
         self.0.deadline.clone()
     }
 
-    fn named(&self, host: &str, patience: Duration) -> impl outbox_transport::Transport {
+    fn named(&self, host: &str, patience: Duration, life: Duration) -> impl outbox_transport::Transport {
         HttpConfig {
             connect_timeout: patience,
             timeout: patience,
+            connection_life: life,
             ..support::receiver::config(&format!("http://{host}:{}/hook", self.port()))
         }
     }

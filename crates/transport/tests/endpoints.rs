@@ -1,10 +1,10 @@
-//! A broker with several endpoints, such as a cluster, or with several addresses. When is the next one tried?
-//! Against simulated brokers, of which each is one endpoint.
+//! A broker with several endpoints, such as a cluster, or at a name that leads elsewhere later. When is the next one
+//! tried, and when is a connection replaced? Against simulated brokers, of which each is one endpoint.
 
 mod support;
 
 use outbox_transport::{AmqpConfig, ConnectionState, DownReason, Endpoint, Outcome, Publishers, Waker};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use support::peer::*;
@@ -44,14 +44,40 @@ fn confirming() -> u16 {
     })
 }
 
-/// A configuration for a name.
-fn named() -> AmqpConfig {
+/// A configuration for a name, of which each connection lives for `life`.
+fn named(life: Duration) -> AmqpConfig {
     AmqpConfig {
         endpoints: vec![Endpoint {
             host: "broker.test".to_owned(),
             port: 5672,
         }],
+        connection_life: life,
         ..config(5672)
+    }
+}
+
+/// A broker that confirms, and counts its connections.
+fn counting(connections: &Arc<AtomicUsize>) -> u16 {
+    let connections = Arc::clone(connections);
+    broker_of_many(move |peer| {
+        peer.connect()?;
+        connections.fetch_add(1, Ordering::SeqCst);
+        loop {
+            let got = peer.next_message_answering(|_, _| ())?;
+            peer.ack(got.tag, false)?;
+        }
+    })
+}
+
+/// Publishes message after message, each of which is confirmed, until `done`.
+fn publish_until(desk: &mut Desk, done: impl Fn() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !done() {
+        assert!(Instant::now() < deadline, "{:?}", desk.states);
+        let handle = desk.outcomes.len() as u64;
+        desk.publish(messages(handle..handle + 1));
+        desk.until_answered(handle as usize + 1);
+        assert_eq!(desk.outcomes[&handle], Outcome::Confirmed);
     }
 }
 
@@ -188,7 +214,7 @@ fn a_lost_connection_is_continued_at_the_next_address_of_the_host() {
         peer.next_message().map(drop)
     });
     let ports = [losing, confirming()];
-    let mut desk = Desk::resolving(named(), resolver(move |_| ports.to_vec()));
+    let mut desk = Desk::resolving(named(NEVER), resolver(move |_| ports.to_vec()));
     desk.until_connected();
     desk.publish(messages(0..1));
     desk.until_answered(1);
@@ -208,6 +234,108 @@ fn a_lost_connection_is_continued_at_the_next_address_of_the_host() {
 }
 
 #[test]
+fn connections_to_a_name_are_replaced_and_those_to_an_address_are_not() {
+    let _alone = alone();
+    let life = Duration::from_millis(10);
+    let connections: [Arc<AtomicUsize>; 2] = Default::default();
+    let ports = [&connections[0], &connections[1]].map(counting);
+    let mut to_name = Desk::resolving(named(life), resolver(move |_| vec![ports[0]]));
+    let mut to_address = Desk::start(AmqpConfig {
+        connection_life: life,
+        ..config(ports[1])
+    });
+    to_address.until_connected();
+    to_address.publish(messages(0..1));
+    to_name.until_connected();
+    publish_until(&mut to_name, || connections[0].load(Ordering::SeqCst) > 10);
+    to_address.until_answered(1);
+    for desk in [&mut to_name, &mut to_address] {
+        desk.stop();
+        assert_eq!(desk.states, [ConnectionState::Connecting, ConnectionState::Connected]);
+    }
+    assert_eq!(connections[1].load(Ordering::SeqCst), 1);
+    until_no_lapin_thread_is_left();
+}
+
+#[test]
+fn an_idle_connection_is_replaced_and_a_stop_ends_both() {
+    let _alone = alone();
+    let connections = Arc::default();
+    let port = counting(&connections);
+    let mut desk = Desk::resolving(named(Duration::from_millis(10)), resolver(move |_| vec![port]));
+    desk.until_connected();
+    support::wait::wait_until("ten connections", DEADLINE, || connections.load(Ordering::SeqCst) > 10);
+    desk.stop();
+    assert_eq!(desk.states, [ConnectionState::Connecting, ConnectionState::Connected]);
+    until_no_lapin_thread_is_left();
+}
+
+#[test]
+fn a_connection_that_cannot_be_replaced_stays_until_it_can() {
+    let _alone = alone();
+    let [first_connections, next_connections, lookups]: [Arc<AtomicUsize>; 3] = Default::default();
+    let (first, next) = (counting(&first_connections), counting(&next_connections));
+    let (nowhere, leads_to) = (refusing(), Arc::new(AtomicU16::new(first)));
+    let (count, port) = (Arc::clone(&lookups), Arc::clone(&leads_to));
+    let resolver = resolver(move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+        vec![port.load(Ordering::SeqCst)]
+    });
+    let mut desk = Desk::resolving(named(Duration::from_millis(100)), resolver);
+    desk.until_connected();
+    leads_to.store(nowhere, Ordering::SeqCst);
+    let before = first_connections.load(Ordering::SeqCst);
+    let failed = lookups.load(Ordering::SeqCst) + 5;
+    publish_until(&mut desk, || lookups.load(Ordering::SeqCst) > failed);
+    let opened = first_connections.load(Ordering::SeqCst) - before;
+    assert!(opened <= 1, "one may have been on its way");
+    leads_to.store(next, Ordering::SeqCst);
+    publish_until(&mut desk, || next_connections.load(Ordering::SeqCst) > 1);
+    desk.stop();
+    assert_eq!(desk.states, [ConnectionState::Connecting, ConnectionState::Connected]);
+}
+
+#[test]
+fn a_message_that_is_not_confirmed_delays_the_replacement_for_a_limited_time() {
+    let _alone = alone();
+    let withholding = broker(|peer| {
+        peer.connect()?;
+        peer.next_message()?;
+        peer.until_closed()
+    });
+    let connections = Arc::default();
+    let (next, is_first) = (counting(&connections), AtomicBool::new(true));
+    let resolver = resolver(move |_| match is_first.swap(false, Ordering::SeqCst) {
+        true => vec![withholding],
+        false => vec![next],
+    });
+    let mut desk = Desk::resolving(named(Duration::from_secs(2)), resolver);
+    desk.until_connected();
+    desk.publish(messages(0..1));
+    support::wait::wait_until("the next connection", DEADLINE, || {
+        connections.load(Ordering::SeqCst) > 0
+    });
+    desk.publish(messages(1..4));
+    desk.until_answered(4);
+    // The first may have arrived, so the others must not overtake it.
+    assert!(
+        (1..4).all(|handle| matches!(desk.outcomes[&handle], Outcome::Lost { .. })),
+        "{:?}",
+        desk.outcomes
+    );
+    assert!(
+        matches!(desk.outcomes[&0], Outcome::Unanswered { .. }),
+        "{:?}",
+        desk.outcomes
+    );
+    desk.publish(messages(4..5));
+    desk.until_answered(5);
+    assert_eq!(desk.outcomes[&4], Outcome::Confirmed);
+    desk.stop();
+    assert_eq!(desk.states, [ConnectionState::Connecting, ConnectionState::Connected]);
+}
+
+#[test]
 fn a_name_has_one_lookup_at_a_time_on_a_thread_that_takes_no_signals() {
     let _alone = alone();
     let lookups_hang = Arc::new(Mutex::new(()));
@@ -218,7 +346,7 @@ fn a_name_has_one_lookup_at_a_time_on_a_thread_that_takes_no_signals() {
         vec![refusing()]
     });
     let publishers = Publishers::with_resolver(Waker::new().unwrap(), resolver);
-    let start = |_| Desk::of(publishers.start(hasty(named())).unwrap());
+    let start = |_| Desk::of(publishers.start(hasty(named(NEVER))).unwrap());
     let mut desks: Vec<Desk> = (0..3).map(start).collect();
     for desk in &mut desks {
         desk.until("two attempts", |desk| downs(desk).len() >= 2);

@@ -804,6 +804,26 @@ fn the_proxy_of_the_environment_is_not_used() {
 }
 
 #[test]
+fn a_connection_to_a_name_is_not_used_after_its_life_and_one_to_an_address_is() {
+    for (host, connections) in [("hook.test", 3), ("127.0.0.1", 1)] {
+        let receiver = Receiver::start(|_| status(200));
+        let port = receiver.port;
+        let config = HttpConfig {
+            connection_life: Duration::from_nanos(1),
+            ..receiver::config(&format!("http://{host}:{port}/hook"))
+        };
+        let mut desk = Desk::resolving(config, resolver(move |_| vec![port]));
+        for handle in 0..3 {
+            desk.publish(vec![message(handle)]);
+            desk.until_answered(handle as usize + 1);
+        }
+        desk.stop();
+        assert!(desk.outcomes.values().all(|outcome| *outcome == Outcome::Confirmed));
+        assert_eq!(receiver.connections(), connections, "{host}");
+    }
+}
+
+#[test]
 fn after_a_request_without_an_answer_the_next_connect_begins_with_another_address() {
     let silent = Receiver::play(|stream, _, _| std::io::copy(&mut &stream, &mut std::io::sink()).map(drop));
     let receiver = Receiver::start(|_| status(200));

@@ -3,6 +3,7 @@
 
 use crate::deadline::Deadline;
 use crate::down::Fault;
+use crate::lookup::CONNECTION_LIFE;
 use crate::secret::Secret;
 use crate::ssrf::AllowList;
 use crate::tls::Tls;
@@ -54,6 +55,8 @@ pub struct AmqpConfig {
     /// The time limit for connecting to an endpoint: name lookup, TCP, TLS, handshake, exchange check, channel. Its
     /// addresses share it. At most 5 s if there are several endpoints.
     pub connect_timeout: Duration,
+    /// After this time a connection to a host with a name is replaced.
+    pub connection_life: Duration,
     /// The time limit from publish to confirm. The clock stops while the broker blocks publishers.
     pub confirm_timeout: Duration,
     /// A message that stays unconfirmed for this time makes the publisher probe whether the broker still answers. If it
@@ -85,6 +88,7 @@ impl AmqpConfig {
             exchange: String::new(),
             exchange_type: ExchangeType::default(),
             connect_timeout: Duration::from_secs(5),
+            connection_life: CONNECTION_LIFE,
             confirm_timeout: Duration::from_secs(30),
             patience: Duration::from_secs(5),
             window: 1000,

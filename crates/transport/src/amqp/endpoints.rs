@@ -1,4 +1,5 @@
-//! The endpoints of a broker and their addresses: which one is connected to next?
+//! The endpoints of a broker and their addresses: which one is connected to next, and the connection that replaces one
+//! that has lived for long.
 //!
 //! Runs on the publisher thread. Lives as long as its destination; `connect` connects to one address.
 
@@ -11,7 +12,9 @@ use crate::pool;
 use crate::transport::SharedPools;
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::future::{Future, pending};
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 /// The time limit for lapin's thread to notice that its socket is shut.
@@ -20,6 +23,8 @@ pub(crate) const CUT_LIMIT: Duration = Duration::from_secs(2);
 const ENDPOINT_LIMIT: Duration = Duration::from_secs(5);
 /// The time limit for closing a connection that was opened only as a probe.
 const ASIDE_LIMIT: Duration = Duration::from_secs(1);
+/// How often in its life a connection that could not be replaced is tried to be.
+const RETRIES: u32 = 10;
 
 /// The endpoints of a broker.
 pub(crate) struct Endpoints<'a> {
@@ -157,6 +162,20 @@ impl<'a> Endpoints<'a> {
             }
         }
     }
+
+    /// The connection that replaces one that begins now, once that has lived for long.
+    pub(crate) async fn successor(&self) -> Opened {
+        let Some(life) = self.host().life(self.config.connection_life) else {
+            return pending().await;
+        };
+        tokio::time::sleep(life).await;
+        loop {
+            if let Ok(opened) = self.open(&mut None).await {
+                return opened;
+            }
+            tokio::time::sleep(life / RETRIES).await;
+        }
+    }
 }
 
 /// An open connection, and the means to end it in any case.
@@ -174,5 +193,26 @@ impl Opened {
             connect::close(&self.link.connection, &mut self.wire, close_limit).await;
         }
         self.wire.cut(cut_limit).await
+    }
+}
+
+/// The connection that replaces the present one, which it is opened beside.
+pub(crate) struct Successor<'a> {
+    opening: Pin<&'a mut dyn Future<Output = Opened>>,
+    pub(crate) opened: Option<Box<Opened>>,
+}
+
+impl<'a> Successor<'a> {
+    pub(crate) fn new(opening: Pin<&'a mut dyn Future<Output = Opened>>) -> Self {
+        let opened = None;
+        Self { opening, opened }
+    }
+
+    /// Completes once it is open.
+    pub(crate) async fn opens(&mut self) {
+        match self.opened {
+            Some(_) => pending().await,
+            None => self.opened = Some(Box::new(self.opening.as_mut().await)),
+        }
     }
 }

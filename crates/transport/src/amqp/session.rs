@@ -7,7 +7,7 @@
 use super::attempts::{Attempts, Numbered};
 use super::config::AmqpConfig;
 use super::connect::{self, Link};
-use super::endpoints::{Endpoints, Opened};
+use super::endpoints::{Endpoints, Opened, Successor};
 use super::guard::LastBytes;
 use super::returns::{ConfirmAnswer, ReturnedMessage, Returns};
 use super::sendable::Sendable;
@@ -62,6 +62,11 @@ pub(crate) enum ConnectionEnd {
     Failed(Fault),
     /// There was nothing to do over it, and no message is open.
     Idle,
+    /// It has lived for long. No message is open, and `waiting` is to be sent over the next one.
+    Replaced {
+        by: Box<Opened>,
+        waiting: VecDeque<Publication>,
+    },
 }
 
 /// Serves until a stop request, a failure of the connection, or the end of a channel that is given up. `waiting` goes
@@ -72,6 +77,7 @@ pub(crate) async fn serve(
     watchdog: &mut ConfirmWatchdog,
     intake: &mut Intake<'_>,
     place: &mut OpenConnection,
+    successor: &mut Successor<'_>,
     waiting: VecDeque<Publication>,
 ) -> Result<SessionEnd, StopBy> {
     let (link, config) = (&opened.link, &endpoints.config);
@@ -85,18 +91,26 @@ pub(crate) async fn serve(
     let mut elsewhere: Option<Pin<Box<dyn Future<Output = bool> + '_>>> = None;
     let mut stop = None;
     loop {
-        if stop.is_none() {
-            session.fill(intake);
-        }
+        session.fill(intake);
         session.drain();
         intake.send_outcomes(&mut session.outcomes);
         session.check_stall(intake);
+        let may_hand_over = stop.is_none() && session.broken.is_none();
+        if let Some(by) = (successor.opened).take_if(|_| may_hand_over && session.hands_over(Instant::now())) {
+            intake.send_last_outcomes(&mut session.outcomes);
+            if session.blocked {
+                intake.report_state(ConnectionState::Connected);
+            }
+            let waiting = std::mem::take(&mut session.waiting);
+            return Ok(SessionEnd::Connection(ConnectionEnd::Replaced { by, waiting }));
+        }
         if session.watchdog.is_over(Instant::now()) && session.broken.is_none() && stop.is_none() {
             if session.watchdog.is_stuck() {
                 session.give_up_connection();
                 break;
             }
-            session.give_up_channel();
+            let alone = session.open.len() == 1;
+            session.give_up_open("the broker answered but did not confirm the message", alone);
             intake.send_last_outcomes(&mut session.outcomes);
             return Ok(SessionEnd::Channel {
                 waiting: VecDeque::new(),
@@ -156,6 +170,7 @@ pub(crate) async fn serve(
                 }
             },
             () = place.ends(), if is_idle => return Ok(SessionEnd::Connection(ConnectionEnd::Idle)),
+            () = successor.opens(), if stop.is_none() => {}
             () = session.attempts.woken(wakes) => {}
         }
     }
@@ -218,6 +233,7 @@ struct ChannelSession<'a, W> {
     check_armed: bool,
     /// Whether the last timed check found nothing. The next answer then wakes the thread: more checks would be in vain.
     is_silent: bool,
+    /// When the session ends, at the latest: because of a stop request, or because the next connection takes over.
     stop_at: Option<Instant>,
     watchdog: &'a mut ConfirmWatchdog,
     /// Why this connection is over, with the rank of the error. A more specific error replaces it.
@@ -259,6 +275,7 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
 
     fn has_room(&self) -> bool {
         !self.blocked
+            && self.stop_at.is_none()
             && !self.watchdog.pauses_publishing()
             && self.open.len() < self.config.window
             && self.open_bytes < WINDOW_BYTES_MAX
@@ -404,11 +421,9 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
 
     /// Gives up the messages that are still open. Publishing had paused, so these are the messages that the broker does
     /// not confirm.
-    fn give_up_channel(&mut self) {
+    fn give_up_open(&mut self, reason: &str, alone: bool) {
         self.watchdog.resends(Instant::now());
-        let reason = "the broker answered but did not confirm the message";
         self.lose_waiting(reason);
-        let alone = self.open.len() == 1;
         for open in self.open.take_all() {
             self.outcomes.push(Answered::none(open.handle, reason, alone));
         }
@@ -422,6 +437,32 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
         );
         self.watchdog.resends(Instant::now());
         self.break_off(u8::MAX, Fault::new(DownReason::Timeout, detail));
+    }
+
+    // ---- the next connection ----------------------------------------------------------------------------------------
+
+    /// Whether the next connection, which is open, takes over now. From the first call on nothing is published here:
+    /// messages of a key must not overtake each other. Waits for confirms for no longer than at a stop. Does not begin
+    /// while the broker is slow: each message would be sent twice.
+    fn hands_over(&mut self, now: Instant) -> bool {
+        if self.open.is_empty() {
+            return true;
+        }
+        match self.stop_at {
+            None if !self.blocked && self.watchdog.is_calm() => {
+                self.stop_at = Some(now + STOP_GRACE_MAX);
+                self.timer_armed = false;
+            }
+            Some(at) if at <= now => {
+                self.give_up_open(
+                    "the broker did not confirm the message before its connection was replaced",
+                    false,
+                );
+                return true;
+            }
+            _ => {}
+        }
+        false
     }
 
     fn on_event(&mut self, event: LapinEvent, intake: &Intake<'_>) {

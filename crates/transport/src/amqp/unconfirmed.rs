@@ -124,6 +124,11 @@ impl ConfirmWatchdog {
         }
     }
 
+    /// Whether the broker confirms in time, and did so lately.
+    pub(crate) fn is_calm(&self) -> bool {
+        self.stall.is_none() && self.limit <= self.first
+    }
+
     /// Records that the broker has confirmed a message.
     pub(crate) fn message_confirmed(&mut self) {
         (self.has_confirmed, self.refused_channels) = (true, 0);

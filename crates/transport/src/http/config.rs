@@ -1,6 +1,7 @@
 //! The configuration of a publisher for an HTTP destination, as plain data. The worker's main thread writes it; the
 //! publisher's threads read it.
 
+use crate::lookup::CONNECTION_LIFE;
 use crate::ssrf::AllowList;
 use crate::tls::{self, Tls, TlsError, TlsPart};
 use crate::url::HttpAddress;
@@ -40,6 +41,8 @@ pub struct HttpConfig {
     pub allow: AllowList,
     /// The time limit for name lookup, TCP and TLS. The addresses of the host share it.
     pub connect_timeout: Duration,
+    /// After this time a connection to a host with a name is not used again.
+    pub connection_life: Duration,
     /// The time limit from the first byte of a request to the last of its answer, including the connect.
     pub timeout: Duration,
     /// The most requests at a time, and so the most threads. They are for different keys, and never more than the
@@ -73,6 +76,7 @@ impl HttpConfig {
             tls: Tls::default(),
             allow: AllowList::default(),
             connect_timeout: Duration::from_secs(5),
+            connection_life: CONNECTION_LIFE,
             timeout: Duration::from_secs(30),
             concurrency: 8,
             window: 1000,

@@ -156,6 +156,8 @@ impl Resolver for NoResolver {
 pub(crate) struct Dialer {
     pub(crate) line: Arc<Line>,
     pub(crate) tls: RustlsConnector,
+    /// After this time a connection to a host with a name is not used again.
+    pub(crate) connection_life: Duration,
     pub(crate) deadline: Deadline,
 }
 
@@ -197,6 +199,11 @@ impl Dialer {
             socket,
             line: Arc::clone(&self.line),
             deadline: self.deadline.clone(),
+            ends_at: self
+                .line
+                .host
+                .life(self.connection_life)
+                .map(|life| Instant::now() + life),
             buffers: LazyBuffers::new(details.config.input_buffer_size(), details.config.output_buffer_size()),
             is_write_broken: false,
             is_reused: false,
@@ -320,6 +327,8 @@ pub(crate) struct HttpSocket {
     socket: Arc<Socket>,
     line: Arc<Line>,
     deadline: Deadline,
+    /// No request begins over it after this time.
+    ends_at: Option<Instant>,
     buffers: LazyBuffers,
     /// Whether a write failed because the peer reads no more. The peer may have sent the reason.
     is_write_broken: bool,
@@ -394,7 +403,8 @@ impl Transport for HttpSocket {
         }
     }
 
-    /// Whether the connection may be used for another request: it is open, and no unexpected byte has arrived.
+    /// Whether the connection may be used for another request: it is open and not too old, and no unexpected byte has
+    /// arrived.
     ///
     /// A firewall may have forgotten the connection while it was idle, and drop what is sent. The kernel gives it up
     /// then, long before the timeout for an answer. Not on a new connection: TCP_USER_TIMEOUT also ends one whose peer
@@ -402,7 +412,8 @@ impl Transport for HttpSocket {
     fn is_open(&mut self) -> bool {
         let silent =
             || matches!((&*self.socket).read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
-        let is_open = !self.is_write_broken && !self.line.is_cut() && silent();
+        let is_old = || self.ends_at.is_some_and(|at| at <= Instant::now());
+        let is_open = !self.is_write_broken && !self.line.is_cut() && !is_old() && silent();
         if is_open && !self.is_reused {
             self.is_reused = self.socket.set_tcp_user_timeout(Some(ACKNOWLEDGED_WITHIN)).is_ok();
         }

@@ -150,6 +150,7 @@ fn new_agent(config: &HttpConfig, line: &Arc<Line>) -> Result<Agent, String> {
     let dialer = Dialer {
         line: Arc::clone(line),
         tls: RustlsConnector::default(),
+        connection_life: config.connection_life,
         deadline: config.deadline.clone(),
     };
     let config = Agent::config_builder()
