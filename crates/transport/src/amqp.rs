@@ -10,6 +10,7 @@ mod config;
 mod connect;
 mod endpoints;
 mod guard;
+mod nesting;
 mod returns;
 mod sendable;
 mod session;

@@ -33,6 +33,7 @@
 //! | `amqp::returns` | which of the confirmed messages were unroutable? | `outbox-publish`, pure |
 //! | `amqp::sendable` | can this message be encoded at all? | `outbox-publish`, pure |
 //! | `amqp::guard` | which bytes from a peer may reach lapin's parser? | `lapin-io-loop` |
+//! | `amqp::nesting` | which frames nest too deeply for lapin? | `lapin-io-loop`, pure |
 //! | `http` | which message is posted when, and when does the destination pause? | `outbox-publish` |
 //! | `http::config` | where to post, with which credentials and limits? | any, plain data |
 //! | `http::order` | which message may be sent next? | `outbox-publish`, pure |

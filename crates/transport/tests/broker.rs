@@ -256,6 +256,26 @@ fn returns_among_few_messages_are_never_misattributed_while_confirms_wait() {
 }
 
 #[test]
+fn a_returned_message_keeps_the_connection_whatever_its_headers_hold() {
+    let Some((port, _shared)) = broker_port() else { return };
+    let mut desk = Desk::start(config(port));
+    desk.until_connected();
+    let mut message = publication(1, "", "transport-nowhere", b"body".to_vec());
+    // Each value contains an 'A' and two NULs, as an array would.
+    let headers = (0..70).map(|n| (format!("h{n}").into(), HeaderValue::Int(0x0041_0000)));
+    message.properties.headers = headers.collect();
+    desk.publish(vec![message]);
+    desk.until_answered(1);
+    assert!(
+        matches!(desk.outcomes[&1], Outcome::Returned { code: 312, .. }),
+        "{:?}",
+        desk.outcomes
+    );
+    assert_eq!(desk.states.last(), Some(&ConnectionState::Connected));
+    desk.stop();
+}
+
+#[test]
 fn a_message_arrives_unchanged() {
     let Some((port, _shared)) = broker_port() else { return };
     let admin = Admin::new(port);

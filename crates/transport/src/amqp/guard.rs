@@ -6,9 +6,10 @@
 //! The trap: lapin parses all that arrives, before and after login, by recursion, and checks the frame size only
 //! afterwards. Nested arrays take 5 bytes a level on the wire and 1.5 kB a level on the stack (9 kB in a debug build).
 //! So 10 kB overflow Rust's default stack, and lapin's 4 MB receive buffer would overflow any reasonable stack. A stack
-//! overflow is SIGSEGV, and that restarts the user's whole database server. So this module counts and measures the
-//! frames before lapin sees them. What an honest broker sends never comes near these limits.
+//! overflow is SIGSEGV, and that restarts the user's whole database server. So this module measures the frames, and how
+//! deep they nest, before lapin sees them. What an honest broker sends never comes near these limits.
 
+use super::nesting::Nesting;
 use async_rs::traits::{Executor, Reactor, RuntimeKit};
 use async_rs::util::Task;
 use async_rs::{Runtime, Tokio};
@@ -32,9 +33,6 @@ use tokio_rustls::client::TlsStream;
 pub(crate) const FRAME_BYTES_MAX: u32 = 131_072;
 /// A method frame carries a table only in `connection.start` (about 500 bytes from RabbitMQ 3.10).
 const METHOD_BYTES_MAX: u32 = 16_384;
-/// `connection.start` nests two levels deep. Headers of a returned message are those that were published, which do not
-/// nest.
-const NESTING_MAX: u32 = 64;
 
 /// One TCP connection, seen from the publisher thread. Dropping it shuts down the socket, which ends lapin's thread.
 ///
@@ -104,12 +102,9 @@ struct FrameGuard {
     /// Type, channel and size of the next frame, as far as they have been read.
     head: [u8; 7],
     head_bytes: usize,
-    kind: u8,
     /// Bytes of payload and end octet that have not arrived yet.
     remaining_bytes: u32,
-    /// The last two bytes of the payload, newest last.
-    before: [u8; 2],
-    nesting: u32,
+    nesting: Nesting,
 }
 
 const FRAME_METHOD: u8 = 1;
@@ -122,7 +117,7 @@ impl FrameGuard {
         while let Some(&first) = bytes.first() {
             if self.remaining_bytes > 0 {
                 let (payload, rest) = bytes.split_at(bytes.len().min(self.remaining_bytes as usize));
-                self.accept_payload(payload)?;
+                self.nesting.accept(payload).map_err(|why| violation(why.to_owned()))?;
                 self.remaining_bytes -= payload.len() as u32;
                 bytes = rest;
                 continue;
@@ -152,29 +147,11 @@ impl FrameGuard {
                 "the peer sent a frame of {size} bytes; the limit is {limit}"
             )));
         }
-        *self = Self {
-            kind,
-            remaining_bytes: size + 1,
-            ..Self::default()
-        };
-        Ok(())
-    }
-
-    /// Counts each possible start of a nested array or table: its tag and a length that fits into a frame. Text never
-    /// matches, because its next byte is not NUL. Each real level matches, so the count bounds the depth.
-    fn accept_payload(&mut self, payload: &[u8]) -> io::Result<()> {
-        if !matches!(self.kind, FRAME_METHOD | FRAME_CONTENT_HEADER) {
-            return Ok(());
-        }
-        for &byte in payload {
-            let [tag, high] = self.before;
-            if matches!(tag, b'A' | b'F') && high == 0 && byte <= (FRAME_BYTES_MAX >> 16) as u8 {
-                self.nesting += 1;
-                if self.nesting > NESTING_MAX {
-                    return Err(violation("the peer sent a frame with deeply nested fields".to_owned()));
-                }
-            }
-            self.before = [high, byte];
+        (self.head_bytes, self.remaining_bytes) = (0, size + 1);
+        match kind {
+            FRAME_METHOD => self.nesting.begin_method(),
+            FRAME_CONTENT_HEADER => self.nesting.begin_content_header(),
+            _ => self.nesting.begin_other(),
         }
         Ok(())
     }
@@ -332,6 +309,7 @@ impl Reactor for Kit {
 
 #[cfg(test)]
 mod tests {
+    use super::super::nesting::LEVELS_MAX;
     use super::*;
     use proptest::prelude::*;
     use std::future::poll_fn;
@@ -345,14 +323,19 @@ mod tests {
         frame
     }
 
-    fn nested(tag: u8, levels: u32) -> Vec<u8> {
-        let mut value = vec![b'V'];
+    /// A payload whose table has this number of levels.
+    fn nested(kind: u8, levels: usize) -> Vec<u8> {
+        let mut table = Vec::new();
         for _ in 0..levels {
-            let name: &[u8] = if tag == b'F' { &[1, b'x'] } else { &[] };
-            let inner = [name, &value].concat();
-            value = [&[tag][..], &(inner.len() as u32).to_be_bytes(), &inner].concat();
+            let begin: &[u8] = if table.is_empty() { &[] } else { b"\x01xF" };
+            let inner = [begin, &table].concat();
+            table = [&(inner.len() as u32).to_be_bytes(), &inner[..]].concat();
         }
-        value
+        let before: &[u8] = match kind {
+            FRAME_METHOD => &[0, 10, 0, 10, 0, 9],
+            _ => &[0, 60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x20, 0],
+        };
+        [before, &table].concat()
     }
 
     fn verdict(bytes: &[u8], chunk_bytes: usize) -> io::Result<()> {
@@ -362,13 +345,12 @@ mod tests {
 
     #[test]
     fn frames_of_an_honest_broker_pass_in_any_chunks() {
-        let text = "AFAF text with A\u{0}no length".repeat(100);
         let bytes = [
-            frame(FRAME_METHOD, &nested(b'F', 3)),
+            frame(FRAME_METHOD, &nested(FRAME_METHOD, 3)),
             frame(FRAME_HEARTBEAT, b""),
-            frame(FRAME_CONTENT_HEADER, text.as_bytes()),
-            frame(FRAME_BODY, &nested(b'A', 500)),
-            frame(FRAME_METHOD, b"\0\x0a\0\x0b"),
+            frame(FRAME_CONTENT_HEADER, &nested(FRAME_CONTENT_HEADER, 1)),
+            frame(FRAME_BODY, &nested(FRAME_CONTENT_HEADER, 500)),
+            frame(FRAME_METHOD, b"\0\x3c\0\x50\0\0\0\0\0A\0\0\0"), // an ack
         ]
         .concat();
         for chunk_bytes in 1..=20 {
@@ -378,15 +360,11 @@ mod tests {
 
     #[test]
     fn deep_nesting_is_refused_before_it_reaches_the_parser() {
-        for (kind, tag) in [
-            (FRAME_METHOD, b'A'),
-            (FRAME_METHOD, b'F'),
-            (FRAME_CONTENT_HEADER, b'A'),
-            (FRAME_CONTENT_HEADER, b'F'),
-        ] {
+        for kind in [FRAME_METHOD, FRAME_CONTENT_HEADER] {
             for chunk_bytes in [1, 3, 1000] {
-                assert!(verdict(&frame(kind, &nested(tag, NESTING_MAX)), chunk_bytes).is_ok());
-                assert!(verdict(&frame(kind, &nested(tag, NESTING_MAX + 1)), chunk_bytes).is_err());
+                let of = |levels| [frame(FRAME_HEARTBEAT, b""), frame(kind, &nested(kind, levels))].concat();
+                assert!(verdict(&of(LEVELS_MAX), chunk_bytes).is_ok());
+                assert!(verdict(&of(LEVELS_MAX + 1), chunk_bytes).is_err());
             }
         }
     }
