@@ -343,6 +343,19 @@ fn an_exchange_is_declared_or_only_checked_and_that_of_another_destination_is_le
     assert!(text.contains("ALTER SYSTEM SET outbox.exchange_type"), "{text}");
     type_sql(&site.cluster, command(&text));
     site.works("another type in the settings");
+    // A type of a plugin that is not enabled, and one that no plugin has.
+    let of_type = |name| format!("alter server audit options (set exchange_type '{name}')");
+    site.cluster.exec(DB, &of_type("x-random"));
+    site.waits("audit");
+    let text = site.broker_remedy("audit", "unknown exchange type 'x-random'");
+    assert!(
+        text.contains("rabbitmq-plugins enable rabbitmq_random_exchange"),
+        "{text}"
+    );
+    site.cluster.exec(DB, &of_type("x-unheard-of"));
+    let text = site.broker_remedy("audit", "unknown exchange type 'x-unheard-of'");
+    type_sql(&site.cluster, command(&text));
+    site.works("a type that the broker does not know");
 }
 
 #[test]

@@ -507,12 +507,13 @@ select d.destination,
                then outbox_internal.setting_command('outbox.http_allow', concat_ws(
                       ', ', nullif(current_setting('outbox.http_allow'), ''), split_part(d.detail, ' is ', 1)))
              -- The servers without the option have the type of the settings.
-             when d.reason in ('exchange_missing', 'exchange_mismatch') and d.by_settings and exists (
+             when d.reason in ('exchange_missing', 'exchange_mismatch', 'exchange_type_unknown') and d.by_settings
+                  and exists (
                     select from outbox_internal.destinations() x
                     where x.wrapper = 'outbox_amqp'
                       and not exists (select from unnest(x.options) y where y like 'exchange\_type=%'))
                then format('CREATE SERVER "default" FOREIGN DATA WRAPPER outbox_amqp OPTIONS (exchange_type %L)', t.type)
-             when d.reason in ('exchange_missing', 'exchange_mismatch')
+             when d.reason in ('exchange_missing', 'exchange_mismatch', 'exchange_type_unknown')
                then outbox_internal.setting_command('outbox.exchange_type', t.type, d.destination)
              when d.reason in ('unreachable', 'endpoint_refused', 'tls_failed')
                then outbox_internal.setting_command('outbox.url', '...', case when d.has_url then d.destination end)
@@ -533,6 +534,9 @@ from destination d left join (values
   ('exchange_missing', 'the exchange does not exist: ',
    'declare the exchange and its bindings, or let the worker declare it: ', 'topic'),
   ('exchange_mismatch', 'the exchange exists, and ', 'let the worker only check that the exchange exists: ', ''),
+  ('exchange_type_unknown', 'the broker does not know the type of the exchange: ',
+   'enable the plugin of the type on the broker (rabbitmq-plugins list), or let the worker only check that the exchange'
+   ' exists: ', ''),
   ('queue_refused', 'a queue behind the exchange refuses the messages: ',
    'see which queue is full: rabbitmqctl list_queues name messages policy arguments; consume its messages or raise its'
    ' max-length; delivery resumes by itself', null),

@@ -19,6 +19,8 @@ outbox_core::words! {
         ConnectionLimit = "connection_limit",
         ExchangeMissing = "exchange_missing",
         ExchangeMismatch = "exchange_mismatch",
+        /// AMQP: the broker has no such type of exchange, for example because a plugin is not enabled.
+        ExchangeTypeUnknown = "exchange_type_unknown",
         /// AMQP: each message is refused (`basic.nack`) by a queue, for example a full one.
         QueueRefused = "queue_refused",
         Timeout = "timeout",
@@ -47,6 +49,7 @@ impl fmt::Display for DownReason {
             Self::ConnectionLimit => "a limit of connections is reached",
             Self::ExchangeMissing => "the exchange does not exist",
             Self::ExchangeMismatch => "the exchange exists with other properties",
+            Self::ExchangeTypeUnknown => "the broker does not know the type of the exchange",
             Self::QueueRefused => "a queue refuses the messages",
             Self::Timeout => "the destination did not answer in time",
             Self::TlsFailed => "TLS failed",

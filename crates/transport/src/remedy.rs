@@ -23,6 +23,14 @@ pub fn of_refusal(reason: DownReason, detail: &str, exchange: &str) -> (String, 
             };
             (format!("{which}: {detail}"), None)
         }
+        (DownReason::ExchangeTypeUnknown, ..) => {
+            let plugin = between(detail, "unknown exchange type '", "'").and_then(plugin_of);
+            same(
+                plugin.map(|name| {
+                    format!("on the broker, enable the plugin of the type: rabbitmq-plugins enable {name}")
+                }),
+            )
+        }
         _ if has_unfit => same(None),
         (DownReason::PermissionDenied, Some(vhost), Some(user)) => {
             let [configure, write] = ["CONFIGURE", "WRITE"].map(|old| shell_word(&format!("{old}|{exchange}")));
@@ -47,6 +55,20 @@ pub fn of_refusal(reason: DownReason, detail: &str, exchange: &str) -> (String, 
         (DownReason::ConnectionLimit, vhost, user) => same(raised_limit(detail, vhost, user)),
         _ => same(None),
     }
+}
+
+/// The plugin of RabbitMQ that has this type of exchange.
+fn plugin_of(exchange_type: &str) -> Option<&'static str> {
+    Some(match exchange_type {
+        "x-consistent-hash" => "rabbitmq_consistent_hash_exchange",
+        "x-delayed-message" => "rabbitmq_delayed_message_exchange",
+        "x-jms-topic" => "rabbitmq_jms_topic_exchange",
+        "x-modulus-hash" => "rabbitmq_sharding",
+        "x-random" => "rabbitmq_random_exchange",
+        "x-recent-history" => "rabbitmq_recent_history_exchange",
+        "x-rtopic" => "rabbitmq_rtopic_exchange",
+        _ => return None,
+    })
 }
 
 /// What raises the limit; the names are words of a shell.
@@ -166,6 +188,16 @@ mod tests {
             );
         }
         assert_eq!(remedy(DownReason::ConnectionLimit, "connection limit of the node"), "");
+        let known = remedy(
+            DownReason::ExchangeTypeUnknown,
+            "COMMAND_INVALID - unknown exchange type 'x-random'",
+        );
+        assert!(
+            known.ends_with("rabbitmq-plugins enable rabbitmq_random_exchange"),
+            "{known}"
+        );
+        let unknown = "COMMAND_INVALID - unknown exchange type 'x-unheard-of; id'";
+        assert_eq!(remedy(DownReason::ExchangeTypeUnknown, unknown), "");
         let (detail, remedy) = of_refusal(
             DownReason::ExchangeMismatch,
             "inequivalent arg 'type' for exchange",

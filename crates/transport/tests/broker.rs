@@ -410,6 +410,20 @@ fn an_exchange_of_another_type_is_named() {
 }
 
 #[test]
+fn an_exchange_type_that_the_broker_does_not_know_is_named() {
+    let Some((port, _shared)) = broker_port() else { return };
+    let mut desk = Desk::start(AmqpConfig {
+        exchange: "transport-typed".into(),
+        exchange_type: ExchangeType::parse("x-unheard-of").unwrap(),
+        ..config(port)
+    });
+    let (reason, detail) = desk.until_down();
+    assert_eq!(reason, DownReason::ExchangeTypeUnknown, "{detail}");
+    assert!(detail.contains("unknown exchange type 'x-unheard-of'"), "{detail}");
+    desk.stop();
+}
+
+#[test]
 fn a_configured_exchange_is_declared_durable_and_used() {
     let Some((port, _shared)) = broker_port() else { return };
     let admin = Admin::new(port);

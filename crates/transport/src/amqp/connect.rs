@@ -334,6 +334,10 @@ fn protocol_reason(error: &AMQPError) -> DownReason {
         // 530: RabbitMQ reports this for a vhost that does not exist or that the user may not access, and for limits.
         AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) if says("connection limit") => DownReason::ConnectionLimit,
         AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => DownReason::VhostRefused,
+        // rabbit_exchange:check_type/1 closes the connection.
+        AMQPErrorKind::Hard(AMQPHardError::COMMANDINVALID) if says("unknown exchange type") => {
+            DownReason::ExchangeTypeUnknown
+        }
         AMQPErrorKind::Hard(AMQPHardError::CONNECTIONFORCED) => DownReason::Closed,
         AMQPErrorKind::Hard(AMQPHardError::INVALIDPATH) => DownReason::VhostRefused,
         _ => DownReason::Protocol,
@@ -360,6 +364,7 @@ mod tests {
     fn the_reason_of_a_refusal_follows_from_its_words() {
         let soft = |words: &str| AMQPError::new(AMQPSoftError::ACCESSREFUSED.into(), words.into());
         let hard = |words: &str| AMQPError::new(AMQPHardError::NOTALLOWED.into(), words.into());
+        let invalid = |words: &str| AMQPError::new(AMQPHardError::COMMANDINVALID.into(), words.into());
         for (error, reason) in [
             (
                 soft("ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN."),
@@ -381,6 +386,14 @@ mod tests {
             (
                 hard("NOT_ALLOWED - connection refused for user 'u': user connection limit (1) is reached"),
                 DownReason::ConnectionLimit,
+            ),
+            (
+                invalid("COMMAND_INVALID - unknown exchange type 'x-consistent-hash'"),
+                DownReason::ExchangeTypeUnknown,
+            ),
+            (
+                invalid("COMMAND_INVALID - second 'channel.open' seen"),
+                DownReason::Protocol,
             ),
         ] {
             assert_eq!(protocol_reason(&error), reason, "{error:?}");
