@@ -69,6 +69,8 @@ enum Ends {
     Down(DownReason),
     /// The status decides, whatever follows it.
     Confirmed,
+    /// The status decides once the time for the rest is over.
+    ConfirmedLate,
     Failed,
 }
 
@@ -100,7 +102,7 @@ const PEERS: &[(&str, Ends, Play)] = &[
         s.write_all(&OK[..10])?;
         reset(s)
     }),
-    ("closes in the header", Ends::Down(DownReason::Closed), |mut s| {
+    ("closes in the header", Ends::Confirmed, |mut s| {
         read(&s)?;
         s.write_all(b"HTTP/1.1 200 OK\r\ncontent-le")
     }),
@@ -108,7 +110,11 @@ const PEERS: &[(&str, Ends, Play)] = &[
         read(&s)?;
         s.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc")
     }),
-    ("drips the header", Ends::Down(DownReason::Timeout), |s| {
+    ("drips the status line", Ends::Down(DownReason::Timeout), |s| {
+        read(&s)?;
+        drip(&s, OK[..15].iter().copied().chain(std::iter::repeat(b'K')))
+    }),
+    ("drips the header", Ends::ConfirmedLate, |s| {
         read(&s)?;
         drip(&s, OK.iter().copied().chain(b"x: y\r\n".iter().copied().cycle()))
     }),
@@ -117,25 +123,45 @@ const PEERS: &[(&str, Ends, Play)] = &[
         s.write_all(b"HTTP/1.1 200 OK\r\n\r\n")?;
         drip(&s, std::iter::repeat(b'x'))
     }),
+    ("sends headers without end", Ends::Confirmed, |mut s| {
+        read(&s)?;
+        s.write_all(OK)?;
+        forever(&s, b"x: y\r\n")
+    }),
+    ("sends one header without end", Ends::Confirmed, |mut s| {
+        read(&s)?;
+        s.write_all(b"HTTP/1.1 200 OK\r\nx: ")?;
+        forever(&s, &[b'y'; 4096])
+    }),
+    ("sends a malformed header", Ends::Confirmed, |mut s| {
+        read(&s)?;
+        s.write_all(b"HTTP/1.1 200 OK\r\nno header\r\ncontent-length: 0\r\n\r\n")?;
+        hang(&s)
+    }),
     (
-        "sends headers without end",
-        Ends::Down(DownReason::Protocol),
+        "sends a malformed header behind an early hint",
+        Ends::Confirmed,
         |mut s| {
             read(&s)?;
-            s.write_all(OK)?;
-            forever(&s, b"x: y\r\n")
+            s.write_all(b"HTTP/1.1 103 x\r\nx: y\r\n\r\nHTTP/1.1 202 x\r\nno header\r\n\r\n")?;
+            hang(&s)
         },
     ),
+    ("fails with a malformed header", Ends::Failed, |mut s| {
+        read(&s)?;
+        s.write_all(b"HTTP/1.1 500 x\r\nno header\r\n\r\n")?;
+        hang(&s)
+    }),
     (
-        "sends one header without end",
-        Ends::Down(DownReason::Protocol),
+        "is not available and sends a malformed header",
+        Ends::Down(DownReason::Unavailable),
         |mut s| {
             read(&s)?;
-            s.write_all(b"HTTP/1.1 200 OK\r\nx: ")?;
-            forever(&s, &[b'y'; 4096])
+            s.write_all(b"HTTP/1.1 503 x\r\nno header\r\n\r\n")?;
+            hang(&s)
         },
     ),
-    ("sends too many headers", Ends::Down(DownReason::Protocol), |mut s| {
+    ("sends too many headers", Ends::Confirmed, |mut s| {
         read(&s)?;
         s.write_all(OK)?;
         (0..1000).try_for_each(|_| s.write_all(b"x: y\r\n"))?;
@@ -197,7 +223,7 @@ const PEERS: &[(&str, Ends, Play)] = &[
         read(&s)?;
         s.write_all(b"HTTP/1.1 200 x\r\ncontent-length: 18446744073709551615\r\n\r\nabc")
     }),
-    ("sends an invalid length", Ends::Down(DownReason::Protocol), |mut s| {
+    ("sends an invalid length", Ends::Confirmed, |mut s| {
         read(&s)?;
         s.write_all(b"HTTP/1.1 200 x\r\ncontent-length: -1\r\n\r\nabc")
     }),
@@ -250,7 +276,7 @@ fn every_misbehaviour_ends_in_time_with_the_right_outcome() {
         let peer = Receiver::play(|stream, _, _| play(stream));
         // Only a peer that is slow gets a short timeout: a busy machine can make any other peer as slow.
         let timeout = match ends {
-            Ends::Down(DownReason::Timeout) => Duration::from_millis(400),
+            Ends::Down(DownReason::Timeout) | Ends::ConfirmedLate => Duration::from_millis(400),
             _ => DEADLINE,
         };
         let mut desk = Desk::start(HttpConfig {
@@ -272,7 +298,9 @@ fn every_misbehaviour_ends_in_time_with_the_right_outcome() {
                     desk.outcomes
                 );
             }
-            Ends::Confirmed => assert_eq!(desk.outcomes[&1], Outcome::Confirmed, "a peer that {name}"),
+            Ends::Confirmed | Ends::ConfirmedLate => {
+                assert_eq!(desk.outcomes[&1], Outcome::Confirmed, "a peer that {name}")
+            }
             Ends::Failed => {
                 let outcome = &desk.outcomes[&1];
                 assert!(

@@ -66,6 +66,23 @@ impl Verdict {
     }
 }
 
+/// The status in the first bytes of an answer, once its line has arrived. Answers before the final one (1xx) are skipped.
+pub(crate) fn status_of(mut bytes: &[u8]) -> Option<StatusCode> {
+    loop {
+        let line = &bytes[..bytes.iter().position(|byte| *byte == b'\n')?];
+        let (version, rest) = line.split_at_checked(9)?;
+        let (code, reason) = rest.split_at_checked(3)?;
+        let is_status_line =
+            matches!(version, b"HTTP/1.0 " | b"HTTP/1.1 ") && matches!(reason, [] | [b' ' | b'\r', ..]);
+        let status = StatusCode::from_bytes(code).ok().filter(|_| is_status_line)?;
+        if !status.is_informational() {
+            return Some(status);
+        }
+        let head = bytes.windows(4).position(|end| end == b"\r\n\r\n")?;
+        bytes = &bytes[head + 4..];
+    }
+}
+
 /// Makes `text` one short line, without characters that could forge a line in a log.
 pub(crate) fn clean(text: &str) -> String {
     let mut line: String = text
@@ -142,6 +159,33 @@ mod tests {
         assert_eq!(text("no\r\nname"), "HTTP 422 Unprocessable Entity: no  name");
         let unknown = Verdict::of_status(StatusCode::from_u16(599).unwrap(), "x", None);
         assert!(matches!(unknown, Verdict::Message(Outcome::Failed { reason }) if reason == "HTTP 599 x"));
+    }
+
+    #[test]
+    fn the_status_is_read_from_its_line_alone() {
+        for (bytes, status) in [
+            ("HTTP/1.1 200 OK\r\n", Some(200)),
+            ("HTTP/1.0 503\n", Some(503)),
+            ("HTTP/1.1 422 \r\nno header", Some(422)),
+            ("HTTP/1.1 200 OK\r", None),
+            ("HTTP/1.1 20", None),
+            ("HTTP/1.1 2000 OK\r\n", None),
+            ("HTTP/1.1 099 OK\r\n", None),
+            ("HTTP/1.1 abc OK\r\n", None),
+            ("HTTP/2 200 OK\r\n", None),
+            ("AMQP\r\n", None),
+            ("\r\n", None),
+            ("HTTP/1.1 103 x\r\na: b\r\n\r\nHTTP/1.1 204 x\r\n", Some(204)),
+            (
+                "HTTP/1.1 100 x\r\n\r\nHTTP/1.1 103 x\r\n\r\nHTTP/1.1 500 x\r\n",
+                Some(500),
+            ),
+            ("HTTP/1.1 103 x\r\na: b\r\nHTTP/1.1 204 x\r\n", None),
+            ("HTTP/1.1 103 x\r\n\r\n", None),
+        ] {
+            let found = status_of(bytes.as_bytes()).map(|status| status.as_u16());
+            assert_eq!(found, status, "{bytes:?}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! for the next only if TCP fails, not if TLS does. Its write timeout starts again with each byte that a slow peer
 //! accepts. And this module must check the address that the socket connects to.
 
+use super::answer;
 use crate::Deadline;
 use crate::down::{DownReason, Fault};
 use crate::lookup::Host;
@@ -14,9 +15,10 @@ use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
+use ureq::http::StatusCode;
 use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, RustlsConnector, Transport,
@@ -49,6 +51,8 @@ pub(crate) struct Line {
     is_fresh: AtomicBool,
     is_made: AtomicBool,
     has_received: AtomicBool,
+    /// The status of the answer; 0 = its line has not arrived.
+    status: AtomicU16,
 }
 
 #[derive(Debug, Default)]
@@ -68,6 +72,7 @@ impl Line {
             is_fresh: AtomicBool::new(false),
             is_made: AtomicBool::new(false),
             has_received: AtomicBool::new(false),
+            status: AtomicU16::new(0),
         }
     }
 
@@ -92,6 +97,12 @@ impl Line {
         for flag in [&self.is_fresh, &self.is_made, &self.has_received] {
             flag.store(false, Ordering::Relaxed);
         }
+        self.status.store(0, Ordering::Relaxed);
+    }
+
+    /// The status of the answer, if its line has arrived, whatever came behind it.
+    pub(crate) fn status(&self) -> Option<StatusCode> {
+        StatusCode::from_u16(self.status.load(Ordering::Relaxed)).ok()
     }
 
     /// Whether a connection was started and not completed.
@@ -272,8 +283,8 @@ impl<In: Transport> Connector<In> for CompletionMark {
     }
 }
 
-/// A connection, with TLS if there is any: it notices the bytes of an answer. A message of TLS is none, such as that
-/// the peer closes the connection.
+/// A connection, with TLS if there is any: it notices the bytes of an answer, and its status. A message of TLS is none,
+/// such as that the peer closes the connection.
 #[derive(Debug)]
 pub(crate) struct Received<In> {
     connection: In,
@@ -292,6 +303,10 @@ impl<In: Transport> Transport for Received<In> {
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
         let has_received = self.connection.await_input(timeout)?;
         self.line.has_received.fetch_or(has_received, Ordering::Relaxed);
+        // The answer begins the input until ureq has parsed its header. What it does with the body comes too late.
+        if let Some(status) = answer::status_of(self.connection.buffers().input()) {
+            self.line.status.store(status.as_u16(), Ordering::Relaxed);
+        }
         Ok(has_received)
     }
 

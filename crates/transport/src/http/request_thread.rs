@@ -98,12 +98,19 @@ fn post(shared: &PostContext, connection: &mut HttpConnection, message: &Publica
             line.record_answer(true);
             read(&shared.endpoint, answer, now)
         }
-        Err(error) => {
-            if !line.is_cut() && !shared.config.deadline.has_passed() {
-                line.record_answer(false);
+        // The status decides, also if ureq refuses what follows it, or if that does not arrive.
+        Err(error) => match line.status() {
+            Some(status) => {
+                line.record_answer(true);
+                Verdict::of_status(status, "the rest of the answer cannot be read", None)
             }
-            verdict_of(error, shared, line)
-        }
+            None => {
+                if !line.is_cut() && !shared.config.deadline.has_passed() {
+                    line.record_answer(false);
+                }
+                verdict_of(error, shared, line)
+            }
+        },
     }
 }
 
