@@ -14,7 +14,7 @@ use outbox_core::standbys::{self, Standbys};
 use outbox_transport::target::{
     Amqp, CONNECT_TIMEOUT_MAX, Certificates, Credential, Limits, NamedFile, Protocol, Target,
 };
-use outbox_transport::{AllowList, ExchangeType};
+use outbox_transport::{AllowList, ExchangeType, MIN_SEND_RATE};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use std::ffi::{CStr, CString};
 use std::time::Duration;
@@ -325,6 +325,7 @@ pub fn default_target() -> Target {
         },
         connect_timeout: CONNECT_TIMEOUT_MAX.min(millis(&CONFIRM_TIMEOUT)),
         confirm_timeout: millis(&CONFIRM_TIMEOUT),
+        min_send_rate: MIN_SEND_RATE,
     }
 }
 

@@ -104,6 +104,7 @@ fn bad_options_are_refused_when_they_are_written() {
         "max_attempts '0'",
         "routing_key '{nothing}'",
         "confirm_timeout '3 fortnights'",
+        "min_send_rate '0'",
     ] {
         let error = refused(&cluster, &format!("{server} ({options})"));
         assert_eq!(error.code(), &SqlState::INVALID_PARAMETER_VALUE, "{options}: {error:?}");

@@ -23,6 +23,7 @@
 //! | `brokers` | which idle connections to brokers are closed? | `outbox-publish` |
 //! | [`addresses`] | which address of a host is tried next, and for how long? | any, pure |
 //! | `lookup` | which addresses does a host have? | `outbox-publish`, `outbox-http`, `outbox-resolve` |
+//! | `transfer` | how long may a peer take for the bytes of a message, and for its answer? | `outbox-publish`, `outbox-http`, pure |
 //! | `backoff` | how long is the wait before the next attempt? | `outbox-publish`, pure |
 //! | `amqp` | how is one connection opened, used, replaced and closed? | `outbox-publish` |
 //! | `amqp::config` | where to connect, as which user, with which limits? | any, plain data |
@@ -76,6 +77,7 @@ mod ssrf;
 mod started;
 pub mod target;
 mod tls;
+mod transfer;
 mod transport;
 pub mod url;
 
@@ -95,5 +97,6 @@ pub use signature::Signer;
 pub use ssrf::AllowList;
 pub use started::{NotStarted, Started, Starter};
 pub use tls::{ClientCertificate, Tls, TlsError, TlsPart};
+pub use transfer::MIN_SEND_RATE;
 pub use transport::Transport;
 pub use url::{AmqpAddress, Endpoint, HttpAddress, UrlError, parse_http_url, parse_url};

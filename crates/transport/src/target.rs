@@ -33,6 +33,8 @@ pub struct Target {
     pub limits: Limits,
     pub connect_timeout: Duration,
     pub confirm_timeout: Duration,
+    /// The lowest rate at which the bytes of a message extend `confirm_timeout`, in bytes a second.
+    pub min_send_rate: u32,
 }
 
 /// The longest wait for each step of connecting, unless a destination has another one. A shorter confirm_timeout limits

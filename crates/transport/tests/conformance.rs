@@ -5,8 +5,8 @@ mod support;
 
 use ::support::chaos::{Dice, seeds};
 use outbox_transport::{
-    AllowList, AmqpConfig, ConnectionState, Deadline, DownReason, Endpoint, HttpConfig, Outcome, Publication,
-    Publishers, Waker,
+    AllowList, AmqpConfig, ConnectionState, Deadline, DownReason, Endpoint, HttpConfig, MIN_SEND_RATE, Outcome,
+    Publication, Publishers, Waker,
 };
 use std::collections::{HashMap, HashSet};
 use std::net::{Shutdown, TcpListener};
@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::{Duration, Instant};
 use support::peer::{self, CONNECTION, short};
-use support::receiver::{Receiver, Reply, of_key, status, with};
-use support::{DEADLINE, Desk, NEVER, refusing, resolver, useless};
+use support::receiver::{Receiver, Reply, Request, of_key, status, with};
+use support::{DEADLINE, Desk, NEVER, SlowReader, refusing, resolver, useless};
 
 /// Runs each test for each transport.
 macro_rules! for_each_transport {
@@ -38,6 +38,8 @@ for_each_transport! {
     no_message_goes_after_the_deadline_until_a_new_one_is_set,
     no_message_goes_while_the_peer_accepts_none,
     a_peer_that_never_answers_is_given_up_in_time,
+    a_message_whose_bytes_take_longer_than_the_timeout_goes_once_as_do_those_behind_it,
+    a_peer_that_takes_bytes_below_the_lowest_rate_is_given_up_in_time,
     a_stop_ends_in_time_with_each_message_answered_whatever_the_peer_does,
     the_messages_of_a_key_arrive_in_order_whatever_is_lost,
     an_address_that_is_not_allowed_gets_nothing,
@@ -374,7 +376,7 @@ fn confirmed_after(desk: &mut Desk, mut handle: u64) -> u64 {
 
 fn a_peer_that_never_answers_is_given_up_in_time<T: Transport>() {
     let peer = Peer::new(|_| Act::Hold);
-    let mut desk = Desk::start(T::start(&peer).hasty());
+    let mut desk = Desk::start(T::start(&peer).of_limits(SOON, MIN_SEND_RATE));
     desk.until_connected();
     desk.publish((0..3).map(|handle| of_key(handle, "k")).collect());
     desk.until_answered(3);
@@ -385,6 +387,41 @@ fn a_peer_that_never_answers_is_given_up_in_time<T: Transport>() {
     }
     peer.release();
     desk.stop();
+}
+
+fn a_message_whose_bytes_take_longer_than_the_timeout_goes_once_as_do_those_behind_it<T: Transport>() {
+    let peer = Peer::slow();
+    let mut desk = Desk::start(T::start(&peer).of_limits(IN_TIME, MIN_SEND_RATE));
+    desk.until_connected();
+    let started = Instant::now();
+    desk.publish(vec![large(0), of_key(1, &key_of(1)), of_key(2, "k")]);
+    desk.until_answered(3);
+    let took = started.elapsed();
+    desk.publish(vec![of_key(3, "k")]);
+    desk.until_answered(4);
+    desk.stop();
+    assert!(took > IN_TIME, "the bytes took {took:?}");
+    for handle in 0..4 {
+        assert_eq!(desk.outcomes[&handle], Outcome::Confirmed, "{handle}");
+    }
+    let mut arrived = peer.arrived();
+    arrived.sort_unstable();
+    assert_eq!(arrived, [0, 1, 2, 3]);
+    assert!(!desk.states.iter().any(is_down), "{:?}", desk.states);
+}
+
+fn a_peer_that_takes_bytes_below_the_lowest_rate_is_given_up_in_time<T: Transport>() {
+    let peer = Peer::slow();
+    let mut desk = Desk::start(T::start(&peer).of_limits(IN_TIME, u32::MAX));
+    desk.until_connected();
+    desk.publish(vec![large(0)]);
+    let (reason, detail) = desk.until_down();
+    assert_eq!(reason, DownReason::Timeout, "{detail}");
+    assert!(detail.starts_with("the peer took "), "{detail}");
+    desk.until_answered(1);
+    assert!(is_lost(&desk.outcomes[&0]), "{:?}", desk.outcomes);
+    desk.stop();
+    assert!(peer.arrived().is_empty(), "{:?}", peer.arrived());
 }
 
 fn a_stop_ends_in_time_with_each_message_answered_whatever_the_peer_does<T: Transport>() {
@@ -486,6 +523,17 @@ const WINDOW: usize = 4;
 /// Much longer than a transport takes to connect again.
 const A_WHILE: Duration = Duration::from_millis(300);
 
+/// What a slow peer takes several times as long for as `IN_TIME`.
+const LARGE_BYTES: usize = 10 << 20;
+/// Much longer than a slow peer takes for its next bytes.
+const IN_TIME: Duration = Duration::from_secs(2);
+
+fn large(handle: u64) -> Publication {
+    let mut message = of_key(handle, "k");
+    message.body.resize(LARGE_BYTES, b' ');
+    message
+}
+
 fn key_of(handle: u64) -> String {
     format!("key {}", handle % KEYS)
 }
@@ -543,6 +591,7 @@ enum Act {
 /// The messages that have arrived, and what the peer does with each.
 struct Peer {
     act: Box<dyn Fn(u64) -> Act + Send + Sync>,
+    is_slow: bool,
     state: Mutex<PeerState>,
     changed: Condvar,
 }
@@ -555,18 +604,29 @@ struct PeerState {
 
 impl Peer {
     fn new(act: impl Fn(u64) -> Act + Send + Sync + 'static) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new(Self::acting(act, false))
+    }
+
+    /// A peer that reads slowly, and confirms.
+    fn slow() -> Arc<Self> {
+        Arc::new(Self::acting(|_| Act::Confirm, true))
+    }
+
+    fn acting(act: impl Fn(u64) -> Act + Send + Sync + 'static, is_slow: bool) -> Self {
+        Self {
             act: Box::new(act),
+            is_slow,
             state: Mutex::default(),
             changed: Condvar::new(),
-        })
+        }
     }
 
     /// Records a message that has arrived.
     fn takes(&self, body: &[u8]) -> Act {
-        let handle = std::str::from_utf8(body)
-            .ok()
-            .and_then(|body| body.strip_prefix("body ")?.parse().ok());
+        let word = body
+            .strip_prefix(b"body ")
+            .and_then(|rest| rest.split(|byte| *byte == b' ').next());
+        let handle = word.and_then(|word| std::str::from_utf8(word).ok()?.parse().ok());
         let handle = handle.unwrap_or(u64::MAX); // one of the large ones
         self.state.lock().unwrap().arrived.push(handle);
         self.changed.notify_all();
@@ -612,8 +672,8 @@ trait Transport: Sized {
     fn named(&self, host: &str, patience: Duration, life: Duration) -> impl outbox_transport::Transport;
     fn config(&self) -> impl outbox_transport::Transport;
     fn of_window(&self, window: usize) -> impl outbox_transport::Transport;
-    /// Gives up soon on a peer that does not answer.
-    fn hasty(&self) -> impl outbox_transport::Transport;
+    /// Gives up after this time on a peer that does not answer, or that takes bytes at less than this rate.
+    fn of_limits(&self, timeout: Duration, min_send_rate: u32) -> impl outbox_transport::Transport;
     /// May reach public addresses only.
     fn confined(&self) -> impl outbox_transport::Transport;
 }
@@ -627,6 +687,9 @@ impl Transport for Amqp {
         let peer = Arc::clone(peer);
         let port = peer::broker_of_many(move |broker| {
             broker.connect()?;
+            if peer.is_slow {
+                broker.stream = Box::new(SlowReader::new(broker.tcp.try_clone()?)?);
+            }
             loop {
                 let got = broker.next_message_answering(|_, _| {})?;
                 let act = peer.takes(&got.body);
@@ -697,9 +760,10 @@ impl Transport for Amqp {
         }
     }
 
-    fn hasty(&self) -> impl outbox_transport::Transport {
+    fn of_limits(&self, timeout: Duration, min_send_rate: u32) -> impl outbox_transport::Transport {
         AmqpConfig {
-            confirm_timeout: SOON,
+            confirm_timeout: timeout,
+            min_send_rate,
             ..self.0.clone()
         }
     }
@@ -710,7 +774,8 @@ struct Http(HttpConfig);
 impl Transport for Http {
     fn start(peer: &Arc<Peer>) -> Self {
         let peer = Arc::clone(peer);
-        let receiver = Receiver::start(move |request| match peer.takes(&request.body) {
+        let is_slow = peer.is_slow;
+        let answer = move |request: &Request| match peer.takes(&request.body) {
             Act::Confirm => status(200),
             Act::HangUp => Reply::Close(Vec::new()),
             Act::Block => with(503, "retry-after: 3\r\n", ""),
@@ -718,7 +783,11 @@ impl Transport for Http {
                 peer.until_released();
                 status(200)
             }
-        });
+        };
+        let receiver = match is_slow {
+            true => Receiver::start_slow(answer),
+            false => Receiver::start(answer),
+        };
         Self::at(receiver.port)
     }
 
@@ -761,9 +830,10 @@ impl Transport for Http {
         }
     }
 
-    fn hasty(&self) -> impl outbox_transport::Transport {
+    fn of_limits(&self, timeout: Duration, min_send_rate: u32) -> impl outbox_transport::Transport {
         HttpConfig {
-            timeout: SOON,
+            timeout,
+            min_send_rate,
             ..self.0.clone()
         }
     }

@@ -7,11 +7,11 @@ mod support;
 
 use outbox_transport::{AmqpConfig, ConnectionState, DownReason, Endpoint, Outcome, Publisher, Waker};
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 use support::peer::*;
-use support::{DEADLINE, Desk, publication, threads, threads_named};
+use support::{DEADLINE, Desk, SlowReader, publication, threads, threads_named};
 
 #[test]
 fn every_thread_has_every_signal_blocked_and_the_calling_thread_keeps_its_mask() {
@@ -554,6 +554,50 @@ fn a_connection_that_is_stuck_is_replaced_once_the_broker_answers_over_another()
     desk.stop();
     let bodies: Vec<_> = arrived.try_iter().collect();
     assert_eq!(bodies, [b"body 0", b"body 0"]);
+}
+
+/// The probe is behind the bytes of the large message. The broker answers over other connections at once.
+#[test]
+fn a_broker_that_takes_a_large_message_slowly_is_not_taken_for_silent() {
+    let _alone = alone();
+    let (seen, arrived) = mpsc::channel();
+    let is_first = AtomicBool::new(true);
+    let port = broker(move |peer| {
+        peer.connect()?;
+        if !is_first.swap(false, Ordering::SeqCst) {
+            return peer.until_closed();
+        }
+        let mut slow = Peer::new(peer.tcp.try_clone()?, Box::new(SlowReader::new(peer.tcp.try_clone()?)?));
+        slow.publish_channel = peer.publish_channel;
+        let seen = seen.clone();
+        std::thread::spawn(move || -> std::io::Result<()> {
+            loop {
+                let got = slow.next_message_answering(|_, _| {})?;
+                seen.send(got.tag).unwrap();
+                if got.tag > 1 {
+                    slow.ack(got.tag, true)?; // the first one is confirmed late
+                }
+            }
+        });
+        Ok(())
+    });
+    let mut desk = Desk::start(AmqpConfig {
+        patience: Duration::from_secs(1),
+        ..config(port)
+    });
+    desk.until_connected();
+    let mut batch = messages(0..2);
+    batch[1].body.resize(10 << 20, b' ');
+    desk.publish(batch);
+    desk.until_answered(2);
+    desk.stop();
+    assert_eq!(
+        [&desk.outcomes[&0], &desk.outcomes[&1]],
+        [&Outcome::Confirmed; 2],
+        "{:?}",
+        desk.states
+    );
+    assert_eq!(arrived.try_iter().collect::<Vec<_>>(), [1, 2]);
 }
 
 #[test]

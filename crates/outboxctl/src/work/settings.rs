@@ -10,7 +10,7 @@ use outbox_core::standbys::{self, Standbys};
 use outbox_transport::target::{
     Amqp, CONNECT_TIMEOUT_MAX, Certificates, Credential, Limits, NamedFile, Protocol, Target,
 };
-use outbox_transport::{AllowList, ExchangeType};
+use outbox_transport::{AllowList, ExchangeType, MIN_SEND_RATE};
 use outbox_worker::WorkerSettings;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -102,6 +102,7 @@ fn default_target(known: &KnownSettings, args: &WorkArgs, rules: Rules, limits: 
         limits,
         connect_timeout: CONNECT_TIMEOUT_MAX.min(known.millis("confirm_timeout", 30_000)),
         confirm_timeout: known.millis("confirm_timeout", 30_000),
+        min_send_rate: MIN_SEND_RATE,
     })
 }
 

@@ -71,6 +71,12 @@ impl<T> Numbered<T> {
         numbered.filter_map(|(number, item)| Some((number, item.as_ref()?)))
     }
 
+    /// As `iter`, to change the items.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut T)> {
+        let numbered = (self.first..).zip(&mut self.items);
+        numbered.filter_map(|(number, item)| Some((number, item.as_mut()?)))
+    }
+
     /// Takes all items, in the order of their numbers.
     pub(crate) fn take_all(&mut self) -> impl Iterator<Item = T> + use<T> {
         self.first = self.next();

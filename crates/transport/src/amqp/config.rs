@@ -7,6 +7,7 @@ use crate::lookup::CONNECTION_LIFE;
 use crate::secret::Secret;
 use crate::ssrf::AllowList;
 use crate::tls::Tls;
+use crate::transfer::{MIN_SEND_RATE, TransferLimits};
 use crate::url::{AmqpAddress, Endpoint};
 use std::io;
 use std::time::Duration;
@@ -57,8 +58,11 @@ pub struct AmqpConfig {
     pub connect_timeout: Duration,
     /// After this time a connection to a host with a name is replaced.
     pub connection_life: Duration,
-    /// The time limit from publish to confirm. The clock stops while the broker blocks publishers.
+    /// The time limit for a confirm once the broker has taken the message, and before that for its next bytes. The
+    /// clock stops while the broker blocks publishers.
     pub confirm_timeout: Duration,
+    /// The lowest rate at which bytes extend it, in bytes a second.
+    pub min_send_rate: u32,
     /// A message that stays unconfirmed for this time makes the publisher probe whether the broker still answers. If it
     /// does, the message is sent again. See `amqp::unconfirmed`.
     pub patience: Duration,
@@ -90,12 +94,20 @@ impl AmqpConfig {
             connect_timeout: Duration::from_secs(5),
             connection_life: CONNECTION_LIFE,
             confirm_timeout: Duration::from_secs(30),
+            min_send_rate: MIN_SEND_RATE,
             patience: Duration::from_secs(5),
             window: 1000,
             connection_name: "outbox".to_owned(),
             backoff_min: Duration::from_millis(100),
             backoff_max: Duration::from_secs(5),
             deadline: Deadline::default(),
+        }
+    }
+
+    pub(crate) fn transfer_limits(&self) -> TransferLimits {
+        TransferLimits {
+            timeout: self.confirm_timeout,
+            min_rate: self.min_send_rate,
         }
     }
 
@@ -130,8 +142,8 @@ impl AmqpConfig {
             Some("host and port must be set".to_owned())
         } else if self.user.contains('\0') || self.password.reveal().contains('\0') {
             Some("user and password must not contain NUL".to_owned())
-        } else if self.window == 0 || self.backoff_min.is_zero() {
-            Some("window and backoff must be above zero".to_owned())
+        } else if self.window == 0 || self.backoff_min.is_zero() || self.min_send_rate == 0 {
+            Some("window, backoff and min_send_rate must be above zero".to_owned())
         } else {
             short
                 .iter()

@@ -10,6 +10,7 @@
 //! deep they nest, before lapin sees them. What an honest broker sends never comes near these limits.
 
 use super::nesting::Nesting;
+use crate::transfer::unacknowledged;
 use async_rs::traits::{Executor, Reactor, RuntimeKit};
 use async_rs::util::Task;
 use async_rs::{Runtime, Tokio};
@@ -20,6 +21,7 @@ use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::AsFd;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
@@ -39,8 +41,7 @@ const METHOD_BYTES_MAX: u32 = 16_384;
 /// Without this, each timed-out connect would leave a thread, two sockets and 8 MB behind. The I/O thread of lapin
 /// waits for the peer forever, and dropping the future that waits for that thread does not change it.
 pub(crate) struct SocketHandle {
-    /// A second handle of the socket that lapin owns.
-    socket: std::net::TcpStream,
+    sent: SentBytes,
     /// The sender lives in lapin's I/O thread and is never used. When it is dropped, the thread has ended.
     thread_ended: oneshot::Receiver<()>,
 }
@@ -59,19 +60,53 @@ impl LastBytes {
     }
 }
 
+/// The bytes that lapin has sent. Its I/O thread counts them, the publisher thread reads them.
+#[derive(Clone, Debug)]
+pub(crate) struct SentBytes(Arc<SentState>);
+
+#[derive(Debug)]
+struct SentState {
+    /// A second handle of the socket that lapin owns.
+    socket: std::net::TcpStream,
+    written: AtomicU64,
+}
+
+impl SentBytes {
+    pub(crate) fn written(&self) -> u64 {
+        self.0.written.load(Ordering::Relaxed)
+    }
+
+    /// The bytes that the peer has acknowledged. With TLS, up to 64 kB of them may still be here.
+    pub(crate) fn taken(&self) -> u64 {
+        let written = self.written(); // first: what is written meanwhile must not count
+        written.saturating_sub(unacknowledged(&self.0.socket))
+    }
+
+    fn shut_down(&self) {
+        let _ = self.0.socket.shutdown(Shutdown::Both);
+    }
+}
+
 /// lapin's I/O thread drops it when it ends.
 pub(crate) struct ThreadMark(#[expect(dead_code, reason = "its drop is the message")] oneshot::Sender<()>);
 
 impl SocketHandle {
     pub(crate) fn new(stream: Socket) -> io::Result<(Self, GuardedStream, ThreadMark)> {
         let socket = stream.tcp().as_fd().try_clone_to_owned()?.into();
+        let written = AtomicU64::new(0);
+        let sent = SentBytes(Arc::new(SentState { socket, written }));
         let (mark, thread_ended) = oneshot::channel();
         let guarded = GuardedStream {
             inner: stream,
             frames: FrameGuard::default(),
+            sent: sent.clone(),
             last_bytes: LastBytes(Arc::new(Mutex::new(Instant::now()))),
         };
-        Ok((Self { socket, thread_ended }, guarded, ThreadMark(mark)))
+        Ok((Self { sent, thread_ended }, guarded, ThreadMark(mark)))
+    }
+
+    pub(crate) fn sent_bytes(&self) -> SentBytes {
+        self.sent.clone()
     }
 
     /// Completes once lapin's I/O thread has ended, whatever the reason: end of file, error, panic.
@@ -85,14 +120,14 @@ impl SocketHandle {
     /// Cuts the connection both ways and waits for lapin's thread. Returns false if the thread still runs after
     /// `limit`.
     pub(crate) async fn cut(&mut self, limit: Duration) -> bool {
-        let _ = self.socket.shutdown(Shutdown::Both);
+        self.sent.shut_down();
         tokio::time::timeout(limit, self.thread_ended()).await.is_ok()
     }
 }
 
 impl Drop for SocketHandle {
     fn drop(&mut self) {
-        let _ = self.socket.shutdown(Shutdown::Both);
+        self.sent.shut_down();
     }
 }
 
@@ -202,6 +237,7 @@ pub(crate) struct GuardedStream {
     inner: Socket,
     frames: FrameGuard,
     last_bytes: LastBytes,
+    sent: SentBytes,
 }
 
 trait ReadWrite: TokioRead + TokioWrite + Unpin {}
@@ -211,6 +247,11 @@ impl<T: TokioRead + TokioWrite + Unpin> ReadWrite for T {}
 impl GuardedStream {
     pub(crate) fn last_bytes(&self) -> LastBytes {
         self.last_bytes.clone()
+    }
+
+    fn count(&self, written: usize) -> Poll<io::Result<usize>> {
+        self.sent.0.written.fetch_add(written as u64, Ordering::Relaxed);
+        Poll::Ready(Ok(written))
     }
 
     fn inner(&mut self) -> Pin<&mut dyn ReadWrite> {
@@ -235,7 +276,8 @@ impl AsyncRead for GuardedStream {
 
 impl AsyncWrite for GuardedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        self.inner().poll_write(cx, buf)
+        let written = ready!(self.inner().poll_write(cx, buf))?;
+        self.count(written)
     }
 
     fn poll_write_vectored(
@@ -243,7 +285,8 @@ impl AsyncWrite for GuardedStream {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.inner().poll_write_vectored(cx, bufs)
+        let written = ready!(self.inner().poll_write_vectored(cx, bufs))?;
+        self.count(written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -8,7 +8,7 @@ use super::attempts::{Attempts, Numbered};
 use super::config::AmqpConfig;
 use super::connect::{self, Link};
 use super::endpoints::{Endpoints, Opened, Successor};
-use super::guard::LastBytes;
+use super::guard::{LastBytes, SentBytes};
 use super::returns::{ConfirmAnswer, ReturnedMessage, Returns};
 use super::sendable::Sendable;
 use super::unconfirmed::{ConfirmWatchdog, Phase, Stall};
@@ -16,6 +16,7 @@ use crate::brokers::OpenConnection;
 use crate::down::{DownReason, Fault};
 use crate::event::{Answered, ConnectionState};
 use crate::intake::{Intake, StopBy};
+use crate::transfer::{Transfer, TransferLimits, look_every};
 use crate::{Outcome, Publication, Text};
 use futures_util::{Stream, StreamExt};
 use lapin::message::BasicReturnMessage;
@@ -82,10 +83,11 @@ pub(crate) async fn serve(
 ) -> Result<SessionEnd, StopBy> {
     let (link, config) = (&opened.link, &endpoints.config);
     let mut events = pin!(link.connection.events_listener());
+    let sent_bytes = opened.wire.sent_bytes();
     let mut thread_ended = pin!(opened.wire.thread_ended());
     let mut timer = pin!(sleep_until(Instant::now()));
     let mut check_timer = pin!(sleep_until(Instant::now()));
-    let mut session = ChannelSession::new(link, config, watchdog, write);
+    let mut session = ChannelSession::new(link, sent_bytes, config, watchdog, write);
     session.waiting = waiting;
     let mut probe: Option<Probe> = None;
     let mut elsewhere: Option<Pin<Box<dyn Future<Output = bool> + '_>>> = None;
@@ -198,7 +200,10 @@ type LapinAnswer = (u64, lapin::Result<Confirmation>);
 /// A published message without an outcome.
 struct OpenMessage {
     handle: u64,
-    started: Instant,
+    transfer: Transfer,
+    /// How many bytes the broker must have taken of the connection to have all of this message. None = not all of it is
+    /// written.
+    end: Option<u64>,
     body_bytes: usize,
     /// The exchange, if it is not the one that was checked at connect.
     other_exchange: Option<String>,
@@ -225,10 +230,15 @@ struct ChannelSession<'a, W> {
     verdicts: Vec<(u64, Outcome)>,
     /// When bytes last arrived. A confirm is noticed later than it arrived, but it arrived no later than this.
     last_bytes: LastBytes,
+    sent_bytes: SentBytes,
+    limits: TransferLimits,
+    /// What the broker had taken of the connection when that was last looked at, and when that was.
+    taken: u64,
+    looked_at: Instant,
+    /// Whether the broker may not have all of the open messages.
+    has_unsent: bool,
     outcomes: Vec<Answered>,
     blocked: bool,
-    /// Confirm timeouts count from this time if it is later than the publish.
-    timeouts_from: Instant,
     timer_armed: bool,
     check_armed: bool,
     /// Whether the last timed check found nothing. The next answer then wakes the thread: more checks would be in vain.
@@ -243,6 +253,7 @@ struct ChannelSession<'a, W> {
 impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a, W> {
     fn new(
         link: &'a Link,
+        sent_bytes: SentBytes,
         config: &'a AmqpConfig,
         watchdog: &'a mut ConfirmWatchdog,
         write: fn(&'a Channel, Sendable) -> W,
@@ -261,9 +272,13 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
             confirms: Vec::new(),
             verdicts: Vec::new(),
             last_bytes: link.last_bytes.clone(),
+            taken: sent_bytes.taken(),
+            sent_bytes,
+            limits: config.transfer_limits(),
+            looked_at: Instant::now(),
+            has_unsent: false,
             outcomes: Vec::new(),
             blocked: link.connection.status().blocked(),
-            timeouts_from: Instant::now(),
             timer_armed: false,
             check_armed: false,
             is_silent: false,
@@ -322,12 +337,15 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
         };
         let seq = self.open.push(OpenMessage {
             handle,
-            started: Instant::now(),
+            transfer: Transfer::begin(Instant::now().into_std()),
+            end: None,
             body_bytes,
             other_exchange,
             routing_key,
         });
         self.open_bytes += body_bytes;
+        self.timer_armed &= self.has_unsent; // the next look may be due earlier
+        self.has_unsent = true;
         self.returns.sent(seq, message_id);
         let result = self.attempts.add(seq, (self.write)(self.channel, sendable));
         self.answers.extend(result.map(|result| (seq, result)));
@@ -390,9 +408,37 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
 
     // ---- unconfirmed messages ---------------------------------------------------------------------------------------
 
-    /// When the oldest message without an answer was published.
+    /// Since when the broker owes bytes or the answer of the oldest message without one.
     fn oldest(&self) -> Option<Instant> {
-        Some(self.open.oldest()?.started.max(self.timeouts_from))
+        Some(self.open.oldest()?.transfer.owes_since(self.limits).into())
+    }
+
+    /// Records what the broker has taken of the open messages since the last look. The messages are written in order, so
+    /// those that are not yet are the last ones.
+    fn look_at_progress(&mut self, now: Instant) {
+        if !self.has_unsent || now < self.next_look() {
+            return;
+        }
+        let (written, taken) = (self.sent_bytes.written(), self.sent_bytes.taken().max(self.taken));
+        let more = taken - std::mem::replace(&mut self.taken, taken);
+        let unwritten_from = self.open.next() - self.attempts.unwritten() as u64;
+        (self.looked_at, self.has_unsent) = (now, false);
+        for (seq, open) in self.open.iter_mut().filter(|(_, open)| !open.transfer.is_sent()) {
+            open.transfer.took(more, self.limits, now.into_std());
+            if seq < unwritten_from && *open.end.get_or_insert(written) <= taken {
+                open.transfer.sent(now.into_std());
+            }
+            self.has_unsent |= !open.transfer.is_sent();
+        }
+        if more > 0 {
+            self.watchdog.bytes_taken(now);
+        }
+    }
+
+    /// When the progress is to be looked at again. Bytes that were taken since then must count before the broker seems
+    /// to be silent.
+    fn next_look(&self) -> Instant {
+        self.looked_at + look_every(self.config.patience.min(self.limits.timeout))
     }
 
     /// Reports when messages are unconfirmed for too long, and when they no longer are.
@@ -400,7 +446,9 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
         if self.blocked || self.stop_at.is_some() {
             return; // the broker announced the delay, or the session ends anyway
         }
-        let (now, oldest) = (Instant::now(), self.oldest());
+        let now = Instant::now();
+        self.look_at_progress(now);
+        let oldest = self.oldest();
         let before = self.watchdog.phase();
         let is_reported = self.watchdog.stall.as_ref().is_some_and(Stall::is_reported);
         match self.watchdog.check(now, oldest) {
@@ -473,7 +521,8 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
             }
             LapinEvent::ConnectionUnblocked => {
                 self.blocked = false;
-                self.timeouts_from = Instant::now();
+                let now = Instant::now().into_std();
+                self.open.iter_mut().for_each(|(_, open)| open.transfer.resume(now));
                 intake.report_state(ConnectionState::Connected);
             }
             LapinEvent::Error(error) => self.break_off(connect::specificity(&error), connect::fault(&error)),
@@ -497,10 +546,12 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
 
     fn next_timeout(&self) -> Instant {
         let oldest = self.oldest().unwrap_or_else(Instant::now);
-        let confirm = oldest + self.config.confirm_timeout;
-        self.stop_at
-            .unwrap_or_else(|| self.watchdog.next_check(oldest))
-            .min(confirm)
+        let check = self.stop_at.unwrap_or_else(|| self.watchdog.next_check(oldest));
+        let next = check.min(oldest + self.limits.timeout);
+        match self.has_unsent {
+            true => next.min(self.next_look()),
+            false => next,
+        }
     }
 
     /// The timer was set for the message that was the oldest then. Checks whether a timeout is due now.
@@ -508,14 +559,18 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
         self.timer_armed = false;
         if stopping && self.stop_at.is_some_and(|at| at <= Instant::now()) {
             self.break_off(0, Fault::new(DownReason::Closed, "the publisher was stopped"));
-        } else if self.open.oldest().is_some_and(|open| self.is_overdue(open)) {
-            let detail = format!("no confirm within {:?}", self.config.confirm_timeout);
-            self.break_off(u8::MAX, Fault::new(DownReason::Timeout, detail));
+        } else if let Some(late) = self.lateness() {
+            self.break_off(u8::MAX, Fault::new(DownReason::Timeout, late));
         }
     }
 
-    fn is_overdue(&self, open: &OpenMessage) -> bool {
-        !self.blocked && open.started.max(self.timeouts_from) + self.config.confirm_timeout <= Instant::now()
+    /// Why the oldest message is out of time, if it is.
+    fn lateness(&mut self) -> Option<String> {
+        let now = Instant::now();
+        self.look_at_progress(now);
+        let (now, oldest) = (now.into_std(), self.open.oldest()?.transfer);
+        let is_late = !self.blocked && now >= oldest.ends_at(self.limits);
+        is_late.then(|| oldest.lateness(self.limits, "confirm", now))
     }
 
     fn begin_stop(&mut self, StopBy(deadline): StopBy) {
@@ -676,7 +731,8 @@ mod tests {
     fn open(body_bytes: usize, other_exchange: Option<&str>) -> OpenMessage {
         OpenMessage {
             handle: 0,
-            started: Instant::now(),
+            transfer: Transfer::begin(Instant::now().into_std()),
+            end: None,
             body_bytes,
             other_exchange: other_exchange.map(Into::into),
             routing_key: "k".to_owned().into(),

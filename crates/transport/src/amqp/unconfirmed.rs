@@ -165,7 +165,8 @@ impl ConfirmWatchdog {
         self.has_answers = true;
     }
 
-    /// Checks whether the oldest unanswered message, published at `oldest`, has waited for too long.
+    /// Checks whether the oldest unanswered message has waited for too long. `oldest` is when it was published, or when
+    /// the broker last took bytes of it.
     pub(crate) fn check(&mut self, now: Instant, oldest: Option<Instant>) -> Option<&mut Stall> {
         if self.resent_at.is_some_and(|at| now >= at + self.max * 2) {
             (self.resent_at, self.limit) = (None, self.first);
@@ -250,6 +251,13 @@ impl ConfirmWatchdog {
                 true => (stall.phase, stall.is_stuck) = (answered, false),
                 false => self.stall = None, // it is alive, and has the whole patience
             }
+        }
+    }
+
+    /// Records that the broker has taken bytes. It cannot answer the probe before it has what was sent earlier.
+    pub(crate) fn bytes_taken(&mut self, now: Instant) {
+        if let Some(stall) = self.stall.as_mut().filter(|stall| stall.phase == Phase::Probing) {
+            stall.silent_since = now;
         }
     }
 

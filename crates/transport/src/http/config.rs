@@ -4,6 +4,7 @@
 use crate::lookup::CONNECTION_LIFE;
 use crate::ssrf::AllowList;
 use crate::tls::{self, Tls, TlsError, TlsPart};
+use crate::transfer::{MIN_SEND_RATE, TransferLimits};
 use crate::url::HttpAddress;
 use crate::{Deadline, Secret};
 use std::io;
@@ -43,8 +44,11 @@ pub struct HttpConfig {
     pub connect_timeout: Duration,
     /// After this time a connection to a host with a name is not used again.
     pub connection_life: Duration,
-    /// The time limit from the first byte of a request to the last of its answer, including the connect.
+    /// The time limit for the answer once the receiver has taken the request, and before that for the next bytes of the
+    /// request. Connecting counts, too.
     pub timeout: Duration,
+    /// The lowest rate at which bytes extend it, in bytes a second.
+    pub min_send_rate: u32,
     /// The most requests at a time, and so the most threads. They are for different keys, and never more than the
     /// window.
     pub concurrency: usize,
@@ -78,6 +82,7 @@ impl HttpConfig {
             connect_timeout: Duration::from_secs(5),
             connection_life: CONNECTION_LIFE,
             timeout: Duration::from_secs(30),
+            min_send_rate: MIN_SEND_RATE,
             concurrency: 8,
             window: 1000,
             connection_name: String::new(),
@@ -90,14 +95,23 @@ impl HttpConfig {
     /// Refuses what ureq would panic on or what could never work, before a thread exists. No error repeats a secret.
     pub(crate) fn validate(&self) -> io::Result<()> {
         let times = [self.timeout, self.connect_timeout, self.backoff_min];
-        if self.window == 0 || times.iter().any(Duration::is_zero) {
-            return Err(invalid("window, timeouts and backoff must be above zero"));
+        if self.window == 0 || self.min_send_rate == 0 || times.iter().any(Duration::is_zero) {
+            return Err(invalid(
+                "window, timeouts, backoff and min_send_rate must be above zero",
+            ));
         }
         if !(1..=CONCURRENCY_MAX).contains(&self.concurrency) {
             return Err(invalid(format!("concurrency must be from 1 to {CONCURRENCY_MAX}")));
         }
         // ureq ignores a CA that it cannot read, and panics on a key that does not match its certificate.
         self.tls.check().map_err(invalid)
+    }
+
+    pub(crate) fn transfer_limits(&self) -> TransferLimits {
+        TransferLimits {
+            timeout: self.timeout,
+            min_rate: self.min_send_rate,
+        }
     }
 
     /// The certificates as ureq takes them: the CAs that browsers trust unless others are given.
@@ -178,6 +192,13 @@ mod tests {
                     ..good()
                 },
                 "timeouts",
+            ),
+            (
+                HttpConfig {
+                    min_send_rate: 0,
+                    ..good()
+                },
+                "min_send_rate",
             ),
             (
                 HttpConfig {

@@ -4,13 +4,14 @@
 //! Used on the threads `outbox-http`; cut from the publisher thread. ureq's own connector is not used, for four reasons.
 //! It resolves the name before each request, on an unnamed thread that panics if it cannot start. It leaves an address
 //! for the next only if TCP fails, not if TLS does. Its write timeout starts again with each byte that a slow peer
-//! accepts. And this module must check the address that the socket connects to.
+//! accepts, at any rate. And this module must check the address that the socket connects to.
 
 use super::answer;
 use crate::Deadline;
 use crate::down::{DownReason, Fault};
 use crate::lookup::Host;
 use crate::tls;
+use crate::transfer::{Transfer, TransferLimits, look_every, unacknowledged};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr};
@@ -55,9 +56,11 @@ pub(crate) struct Line {
     status: AtomicU16,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct LineState {
     is_cut: bool,
+    /// The request that is on its way, or the last one.
+    transfer: Transfer,
     /// The newest socket: the thread has one connection at a time. Weak, so that the thread closes it when it drops it.
     socket: Weak<Socket>,
     /// Where it leads.
@@ -68,7 +71,12 @@ impl Line {
     pub(crate) fn new(host: Arc<Host>) -> Self {
         Self {
             host,
-            state: Mutex::default(),
+            state: Mutex::new(LineState {
+                is_cut: false,
+                transfer: Transfer::begin(Instant::now()),
+                socket: Weak::new(),
+                address: None,
+            }),
             is_fresh: AtomicBool::new(false),
             is_made: AtomicBool::new(false),
             has_received: AtomicBool::new(false),
@@ -98,6 +106,22 @@ impl Line {
             flag.store(false, Ordering::Relaxed);
         }
         self.status.store(0, Ordering::Relaxed);
+        self.state().transfer = Transfer::begin(Instant::now());
+    }
+
+    /// How far the request is.
+    pub(crate) fn transfer(&self) -> Transfer {
+        self.state().transfer
+    }
+
+    /// Records that the peer has taken this number of bytes more, and whether it has all of the request.
+    fn took(&self, bytes: u64, is_sent: bool, limits: TransferLimits) -> Transfer {
+        let (transfer, now) = (&mut self.state().transfer, Instant::now());
+        transfer.took(bytes, limits, now);
+        if is_sent {
+            transfer.sent(now);
+        }
+        *transfer
     }
 
     /// The status of the answer, if its line has arrived, whatever came behind it.
@@ -170,6 +194,7 @@ pub(crate) struct Dialer {
     /// After this time a connection to a host with a name is not used again.
     pub(crate) connection_life: Duration,
     pub(crate) deadline: Deadline,
+    pub(crate) limits: TransferLimits,
 }
 
 impl Connector<()> for Dialer {
@@ -215,6 +240,9 @@ impl Dialer {
                 .host
                 .life(self.connection_life)
                 .map(|life| Instant::now() + life),
+            limits: self.limits,
+            written: 0,
+            taken: 0,
             buffers: LazyBuffers::new(details.config.input_buffer_size(), details.config.output_buffer_size()),
             is_write_broken: false,
             is_reused: false,
@@ -344,6 +372,10 @@ pub(crate) struct HttpSocket {
     deadline: Deadline,
     /// No request begins over it after this time.
     ends_at: Option<Instant>,
+    limits: TransferLimits,
+    /// The bytes that were written, and those of them that the peer was seen to have taken.
+    written: u64,
+    taken: u64,
     buffers: LazyBuffers,
     /// Whether a write failed because the peer reads no more. The peer may have sent the reason.
     is_write_broken: bool,
@@ -352,11 +384,17 @@ pub(crate) struct HttpSocket {
 }
 
 impl HttpSocket {
-    /// Waits until the socket is ready or `until` has passed.
-    fn wait(&self, events: libc::c_short, until: Instant, reason: Timeout) -> Result<(), Error> {
-        let left = until.saturating_duration_since(Instant::now());
+    /// Waits until the socket is ready, or for as long as it takes until the progress is looked at again. `until` is a
+    /// limit for a part of the request; the limits of a transfer hold for all of it.
+    fn wait(&mut self, events: libc::c_short, until: Instant, reason: Timeout) -> Result<(), Error> {
+        let transfer = self.look_at_progress(events == libc::POLLIN);
+        let ends = transfer.ends_at(self.limits);
+        let mut left = until.min(ends).saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Error::Timeout(reason));
+            return Err(Error::Timeout(if until < ends { reason } else { Timeout::Global }));
+        }
+        if !transfer.is_sent() {
+            left = left.min(look_every(self.limits.timeout));
         }
         let mut poll = libc::pollfd {
             fd: self.socket.as_raw_fd(),
@@ -368,6 +406,15 @@ impl HttpSocket {
         // SAFETY: one live pollfd. The caller tries again, so a signal or an error needs no care.
         unsafe { libc::poll(&mut poll, 1, ms) };
         Ok(())
+    }
+
+    /// What the peer has taken of the request. ureq waits for input once it has written all, except in a handshake.
+    fn look_at_progress(&mut self, waits_for_input: bool) -> Transfer {
+        let unacknowledged = unacknowledged(&*self.socket);
+        let taken = self.written.saturating_sub(unacknowledged).max(self.taken);
+        let more = taken - std::mem::replace(&mut self.taken, taken);
+        let is_sent = waits_for_input && unacknowledged == 0 && !self.line.is_half_made();
+        self.line.took(more, is_sent, self.limits)
     }
 }
 
@@ -386,7 +433,10 @@ impl Transport for HttpSocket {
             }
             let rest = &self.buffers.output()[sent..amount];
             match self.socket.send_with_flags(rest, libc::MSG_NOSIGNAL) {
-                Ok(bytes) => sent += bytes,
+                Ok(bytes) => {
+                    sent += bytes;
+                    self.written += bytes as u64;
+                }
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => self.wait(libc::POLLOUT, until, timeout.reason)?,
                     io::ErrorKind::Interrupted => {}

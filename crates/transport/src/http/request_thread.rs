@@ -123,6 +123,7 @@ fn run(agent: &Agent, line: &Line, request: Request<&[u8]>) -> Result<Response<B
         Err(Error::Io(error))
             if is_end(&error) && line.may_have_been_stale() && !line.is_cut() && started.elapsed() < STALE_WITHIN =>
         {
+            line.begin_request();
             agent.run(request)
         }
         other => other,
@@ -159,6 +160,7 @@ fn new_agent(config: &HttpConfig, line: &Arc<Line>) -> Result<Agent, String> {
         tls: RustlsConnector::default(),
         connection_life: config.connection_life,
         deadline: config.deadline.clone(),
+        limits: config.transfer_limits(),
     };
     let config = Agent::config_builder()
         .proxy(None) // otherwise read from the environment
@@ -174,8 +176,7 @@ fn new_agent(config: &HttpConfig, line: &Arc<Line>) -> Result<Agent, String> {
         .max_idle_connections(1)
         .max_idle_connections_per_host(1)
         .max_idle_age(IDLE_MAX)
-        .timeout_connect(Some(config.connect_timeout))
-        .timeout_global(Some(config.timeout))
+        .timeout_connect(Some(config.connect_timeout.min(config.timeout)))
         .timeout_recv_body(Some(BODY_LIMIT))
         .tls_config(config.tls_config().map_err(|error| error.to_string())?)
         .build();
@@ -194,9 +195,12 @@ fn verdict_of(error: Error, shared: &PostContext, line: &Line) -> Verdict {
         },
         Error::Timeout(Timeout::Connect | Timeout::Resolve) => (
             DownReason::Timeout,
-            format!("no connection within {:?}", config.connect_timeout),
+            format!("no connection within {:?}", config.connect_timeout.min(config.timeout)),
         ),
-        Error::Timeout(_) => (DownReason::Timeout, format!("no answer within {:?}", config.timeout)),
+        Error::Timeout(_) => {
+            let late = (line.transfer()).lateness(config.transfer_limits(), "answer", Instant::now());
+            (DownReason::Timeout, late)
+        }
         Error::Io(error) => match tls::error_in(&error) {
             Some(error) => (DownReason::TlsFailed, tls::explain(error)),
             None if error.kind() == io::ErrorKind::TimedOut => {

@@ -70,11 +70,12 @@ impl Kind {
             (Self::Amqp, Level::Server) => {
                 "url, exchange, exchange_type, routing_key, format, headers, content_type, app_id, source, expiration, \
                  priority, ordering, on_dead, dead_letters_to, max_attempts, max_pending, max_rate, max_in_flight, \
-                 retry_backoff, retry_backoff_max, connect_timeout, confirm_timeout, tls_ca"
+                 retry_backoff, retry_backoff_max, connect_timeout, confirm_timeout, min_send_rate, tls_ca"
             }
             (Self::Http, Level::Server) => {
                 "url, concurrency, format, headers, content_type, app_id, source, ordering, on_dead, dead_letters_to, \
-                 max_attempts, max_pending, max_rate, retry_backoff, retry_backoff_max, connect_timeout, timeout, tls_ca"
+                 max_attempts, max_pending, max_rate, retry_backoff, retry_backoff_max, connect_timeout, timeout, \
+                 min_send_rate, tls_ca"
             }
             (Self::Amqp, Level::UserMapping) => "user, password, tls_cert, tls_key",
             (Self::Http, Level::UserMapping) => {
@@ -190,6 +191,7 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
             ("confirm_timeout" | "timeout", _) => {
                 target.confirm_timeout = Duration::from_millis(duration(name, value, 100..=3_600_000)?);
             }
+            ("min_send_rate", _) => target.min_send_rate = number(name, value, 1..=LIMIT_MAX)? as u32,
             _ => {}
         }
     }

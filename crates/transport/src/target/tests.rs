@@ -50,6 +50,7 @@ fn default() -> Target {
         limits: Limits::default(),
         connect_timeout: Duration::from_secs(10),
         confirm_timeout: Duration::from_secs(30),
+        min_send_rate: crate::MIN_SEND_RATE,
     }
 }
 
@@ -145,6 +146,7 @@ fn bad_options_are_refused_with_a_hint_and_without_the_value() {
         ("max_attempts", "hunter2"),
         ("retry_backoff", "hunter2"),
         ("confirm_timeout", "1ms"),
+        ("min_send_rate", "0"),
         ("exchange", &"hunter2".repeat(60)),
     ] {
         let refused = check(Kind::Amqp, Level::Server, &options(&[(name, value)])).unwrap_err();
@@ -186,6 +188,7 @@ fn every_listed_option_takes_effect() {
         ("retry_backoff_max", "7s"),
         ("connect_timeout", "1s"),
         ("confirm_timeout", "2s"),
+        ("min_send_rate", "500"),
         ("tls_ca", "-----BEGIN CERTIFICATE-----"),
     ];
     let names: Vec<&str> = values.iter().map(|(name, _)| *name).collect();

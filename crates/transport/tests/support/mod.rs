@@ -11,9 +11,9 @@ use outbox_transport::{
     Resolver, Secret, Transport, Waker,
 };
 use std::collections::HashMap;
-use std::io::Write;
+use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 /// The longest wait of any test. Only a test that fails waits this long.
@@ -208,6 +208,44 @@ pub fn useless() -> [(&'static str, u16); 3] {
             accepting(|mut stream| drop(stream.write_all(b"220 mail.example ESMTP\r\n"))),
         ),
     ]
+}
+
+/// A connection whose peer reads at most 64 kB in 40 ms, and whose socket holds little more.
+pub struct SlowReader {
+    stream: TcpStream,
+    left: usize,
+}
+
+impl SlowReader {
+    pub fn new(stream: TcpStream) -> io::Result<Self> {
+        socket2::SockRef::from(&stream).set_recv_buffer_size(32 << 10)?;
+        Ok(Self { stream, left: 0 })
+    }
+}
+
+impl Read for SlowReader {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        if self.left == 0 {
+            // No value is ever sent on it: the timeout is the pause.
+            let (_pause, paused) = mpsc::channel::<()>();
+            let _ = paused.recv_timeout(Duration::from_millis(40));
+            self.left = 64 << 10;
+        }
+        let most = buf.len().min(self.left);
+        let bytes = self.stream.read(&mut buf[..most])?;
+        self.left -= bytes;
+        Ok(bytes)
+    }
+}
+
+impl Write for SlowReader {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.stream.write(buf)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
 }
 
 /// On a busy machine a broker can be silent for seconds. Only tests about patience have less of it.

@@ -1,10 +1,10 @@
 //! A hand-written HTTP receiver that can misbehave: it answers each request with the bytes that a test gives.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use super::{DEADLINE, publication};
+use super::{DEADLINE, SlowReader, publication};
 use outbox_transport::{AllowList, HttpConfig, Publication};
 use std::collections::HashMap;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -61,8 +61,20 @@ pub struct Receiver {
 
 impl Receiver {
     pub fn start(answer: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
+        Self::reading(Ok, answer)
+    }
+
+    /// A receiver that reads slowly.
+    pub fn start_slow(answer: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
+        Self::reading(SlowReader::new, answer)
+    }
+
+    fn reading<R: Read + 'static>(
+        reader: fn(TcpStream) -> io::Result<R>,
+        answer: impl Fn(&Request) -> Reply + Send + Sync + 'static,
+    ) -> Self {
         Self::play(move |mut stream, connection, seen| {
-            let mut reader = BufReader::new(stream.try_clone()?);
+            let mut reader = BufReader::new(reader(stream.try_clone()?)?);
             for index in 0.. {
                 let mut request = read_request(&mut reader)?;
                 (request.connection, request.index) = (connection, index);

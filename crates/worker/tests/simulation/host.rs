@@ -23,7 +23,7 @@ use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Blocks, Ended, Ending, RetryPolicy, Rules};
 use outbox_core::standbys::{Replication, Standby, Standbys};
 use outbox_transport::target::{Amqp, Certificates, Limits, Protocol, Target};
-use outbox_transport::{AllowList, ExchangeType, NotStarted};
+use outbox_transport::{AllowList, ExchangeType, MIN_SEND_RATE, NotStarted};
 use outbox_worker::rewinds::{RewindGroup, RewindLane, Rewound};
 use outbox_worker::{
     Changes, ConnectionStatus, LeaseChanges, Orders, PassCounts, PassEnd, Refresh, Tended, WorkerSettings,
@@ -215,6 +215,7 @@ pub fn settings(config: &Config, enabled: bool) -> WorkerSettings {
             limits: Limits::default(),
             connect_timeout: Duration::from_secs(1),
             confirm_timeout: Duration::from_secs(1),
+            min_send_rate: MIN_SEND_RATE,
         }),
         lease_renew: Duration::from_millis(LEASE_RENEW_MS),
         batch_size: config.batch,
