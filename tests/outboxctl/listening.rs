@@ -2,9 +2,11 @@
 
 use super::Ctl;
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Lines};
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, ChildStdout};
+use std::time::Duration;
 use support::workdir::ServerDir;
 use support::*;
 use support::{Cluster, process};
@@ -133,6 +135,19 @@ fn listen_verifies_signatures() {
         .run()
         .failed(2);
     assert!(refused.contains("whsec_") && !refused.contains("hunter2"), "{refused}");
+}
+
+#[test]
+fn a_signal_ends_listen_while_a_request_is_half_sent() {
+    let mut listening = Listening::start(Ctl::bare(&["listen", "--port", "0", "--json"]));
+    let url = listening.json()["url"].as_str().expect("its address").to_owned();
+    let address = url.trim_start_matches("http://").trim_end_matches('/');
+    let mut sender = TcpStream::connect(address).expect("a connection");
+    let whole = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}";
+    sender.write_all(whole).expect("a request");
+    listening.line();
+    sender.write_all(&whole[..whole.len() - 1]).expect("half a request");
+    within("the end", Duration::from_secs(5), || listening.end());
 }
 
 #[test]

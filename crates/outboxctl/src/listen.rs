@@ -23,11 +23,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
+use tokio::time::sleep;
 
 /// An event has at most 15 MiB; the rest of its message is far smaller than this.
 const BODY_BYTES_MAX: usize = 32 << 20;
+/// How long requests that are under way at a signal may take to end. A sender that is cut off sends the message again.
+const LAST_REQUESTS: Duration = Duration::from_millis(500);
 /// The clocks of sender and receiver may differ by this much, as in the libraries of Standard Webhooks.
 const TOLERANCE_S: u64 = 300;
 
@@ -94,9 +97,15 @@ pub async fn run(context: &CommandContext, args: &ListenArgs) -> Result<ExitCode
         .fallback(receive)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(Arc::new(receiver));
-    let served = axum::serve(listener, router).with_graceful_shutdown(async move { shutdown.requested().await });
-    let ended = served.await.map(|()| ExitCode::SUCCESS);
-    ended.map_err(|error| Failure::new(Code::Refused, format!("cannot listen: {error}")))
+    let ending = shutdown.clone();
+    let served = axum::serve(listener, router).with_graceful_shutdown(async move { ending.requested().await });
+    let ended = tokio::select! {
+        ended = served => ended,
+        () = async { shutdown.requested().await; sleep(LAST_REQUESTS).await } => Ok(()),
+    };
+    ended
+        .map(|()| ExitCode::SUCCESS)
+        .map_err(|error| Failure::new(Code::Refused, format!("cannot listen: {error}")))
 }
 
 /// What verifies signatures with the secrets in the file, separated by spaces or lines.
