@@ -3,8 +3,10 @@
 
 use super::{Ctl, Ran, quiet_cluster};
 use serde_json::Value;
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use support::program::outboxctl;
 use support::*;
 use support::{Cluster, process};
 
@@ -331,6 +333,47 @@ fn every_failure_to_connect_is_exit_code_3_and_names_the_server() {
         .run()
         .failed(3);
     assert!(unknown.contains("nowhere"), "{unknown}");
+}
+
+#[test]
+fn connect_timeout_ends_an_attempt_with_a_silent_server_and_the_next_host_is_tried() {
+    let cluster = quiet_cluster();
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let (silent, port) = (silent.local_addr().expect("an address").port(), cluster.port());
+    for mode in ["disable", "prefer"] {
+        let at = |hosts: &str, ports: String| {
+            Way::to(format!(
+                "host={hosts} port={ports} user=postgres dbname={DB} connect_timeout=2 sslmode={mode}"
+            ))
+        };
+        let silent_first = at("127.0.0.1,127.0.0.1", format!("{silent},{port}"));
+        assert!(silent_first.as_psql(&cluster).is_some(), "{mode}");
+        let failure = at("127.0.0.1", silent.to_string()).ctl().failed(3);
+        assert!(
+            failure.contains("no session within 2 s") && failure.contains("connect_timeout"),
+            "{failure}"
+        );
+    }
+}
+
+#[test]
+fn connect_timeout_is_per_address_of_a_host() {
+    if !process::we_are_root() {
+        return skip("a host with two addresses", "only root may mount another /etc/hosts");
+    }
+    let cluster = quiet_cluster();
+    let port = cluster.port();
+    // Both addresses with one port: the first is silent.
+    let _silent = TcpListener::bind(("127.0.0.2", port)).expect("the address beside the server's");
+    let hosts = server_file(&cluster, "hosts", "127.0.0.2 twice\n127.0.0.1 twice\n", 0o644);
+    let script = format!("mount --bind {} /etc/hosts && exec \"$@\"", hosts.display());
+    let to = format!("host=twice port={port} user=postgres dbname={DB} connect_timeout=2");
+    let program = outboxctl().display().to_string();
+    let args = [
+        "--mount", "sh", "-c", &script, "sh", &program, "version", "--json", "-d", &to,
+    ];
+    let version = Ctl::of("unshare".into(), &args).run().json();
+    assert_eq!(version["server_addr"], "127.0.0.1");
 }
 
 #[test]

@@ -44,6 +44,13 @@ pub struct Session {
     stop: Stop,
 }
 
+/// What the first statement of a session shows.
+struct SessionFacts {
+    server_version: String,
+    database: String,
+    extension: Option<InstalledExtension>,
+}
+
 /// The version of the extension, and the schema in which it was created.
 pub struct InstalledExtension {
     pub version: String,
@@ -73,7 +80,20 @@ impl Stop {
 
 /// Opens a session with a database that has the extension in a compatible version. Notices of the server are dropped.
 pub async fn connect_session(args: &ConnectArgs) -> Result<Session, Failure> {
-    let session = connect_anywhere(args).await?;
+    checked(connect(args, None).await?)
+}
+
+/// Opens a session like [`connect_session`]. Without connect_timeout each address has `limit` to answer.
+pub async fn connect_session_within(args: &ConnectArgs, limit: Duration) -> Result<Session, Failure> {
+    checked(connect(args, Some(limit)).await?)
+}
+
+/// Opens a session, whether or not the database has the extension.
+pub async fn connect_anywhere(args: &ConnectArgs) -> Result<Session, Failure> {
+    connect(args, None).await
+}
+
+fn checked(session: Session) -> Result<Session, Failure> {
     match &session.extension {
         None => Err(Failure::new(
             Code::Incompatible,
@@ -105,9 +125,11 @@ fn is_compatible(extension: &str, program: &str) -> bool {
     series(extension) == series(program)
 }
 
-/// Opens a session, whether or not the database has the extension.
-pub async fn connect_anywhere(args: &ConnectArgs) -> Result<Session, Failure> {
+async fn connect(args: &ConnectArgs, limit: Option<Duration>) -> Result<Session, Failure> {
     let mut target = target_of(args)?;
+    if let (None, Some(limit)) = (target.config.get_connect_timeout(), limit) {
+        target.config.connect_timeout(limit);
+    }
     // The program asks only once, and only before its first session: `serve` and `top` open more while they show
     // something else.
     static TYPED: OnceLock<String> = OnceLock::new();
@@ -191,10 +213,19 @@ async fn open(target: &ConnectTarget) -> Result<Session, ConnectRefusal> {
     };
     let mut failures: Vec<Failure> = Vec::new();
     for wanted in passes {
-        for address in &target.hosts {
-            match open_host(target, address, *wanted).await {
-                Err(refusal) if refusal.next == AfterRefusal::Host => failures.push(refusal.failure),
-                opened => return opened,
+        for host in &target.hosts {
+            let addresses = match within(target, host, addresses(host)).await {
+                Ok(addresses) => addresses,
+                Err(refusal) => {
+                    failures.push(refusal.failure);
+                    continue;
+                }
+            };
+            for address in &addresses {
+                match within(target, address, open_address(target, address, *wanted)).await {
+                    Err(refusal) if refusal.next == AfterRefusal::Host => failures.push(refusal.failure),
+                    opened => return opened,
+                }
             }
         }
     }
@@ -208,8 +239,46 @@ async fn open(target: &ConnectTarget) -> Result<Session, ConnectRefusal> {
     Err(last.into())
 }
 
-/// Tries one host, with and without TLS as sslmode allows.
-async fn open_host(
+/// The addresses of a host. Like libpq, the program treats each as a host.
+async fn addresses(host: &ServerAddress) -> Result<Vec<ServerAddress>, ConnectRefusal> {
+    let (Host::Tcp(name), None) = (&host.host, host.address) else {
+        return Ok(vec![host.clone()]);
+    };
+    let found = tokio::net::lookup_host((name.as_str(), host.port)).await;
+    let found = found.map_err(|error| cannot_connect(host, &error.to_string()))?;
+    Ok(found
+        .map(|found| ServerAddress {
+            address: Some(found.ip()),
+            ..host.clone()
+        })
+        .collect())
+}
+
+/// Runs an attempt within connect_timeout. The driver limits only its TCP connect, but a server that accepts a
+/// connection may say nothing more. A dropped attempt closes its connection.
+async fn within<T>(
+    target: &ConnectTarget,
+    address: &ServerAddress,
+    attempt: impl Future<Output = Result<T, ConnectRefusal>>,
+) -> Result<T, ConnectRefusal> {
+    let Some(limit) = target.config.get_connect_timeout() else {
+        return attempt.await;
+    };
+    let ended = tokio::time::timeout(*limit, attempt).await;
+    ended.unwrap_or_else(|_| {
+        let failure = cannot_connect(address, &format!("no session within {} s", limit.as_secs()));
+        Err(failure
+            .hint("Check that the server answers, or raise connect_timeout (PGCONNECT_TIMEOUT).")
+            .into())
+    })
+}
+
+fn cannot_connect(address: &ServerAddress, why: &str) -> Failure {
+    Failure::new(Code::CannotConnect, format!("{}: {why}", endpoint_in_words(address)))
+}
+
+/// Tries one address, with and without TLS as sslmode allows.
+async fn open_address(
     target: &ConnectTarget,
     address: &ServerAddress,
     wanted: SessionWanted,
@@ -251,7 +320,16 @@ async fn open_once(
         Some(&target.tls).filter(|_| negotiation != Negotiation::Disable),
     )?);
     let connected = config(target, address, negotiation).connect(tls.clone()).await;
-    let (client, connection) = connected.map_err(|error| refusal(error, address))?;
+    let (client, mut connection) = connected.map_err(|error| refusal(error, address))?;
+    let begun = tokio::select! {
+        begun = begin(&client, target, wanted) => begun,
+        Err(error) = &mut connection => Err(error.into()),
+    };
+    let begun = begun.map_err(|failure| Failure {
+        code: Code::CannotConnect,
+        message: format!("{}: {}", endpoint_in_words(address), failure.message),
+        ..failure
+    })?;
     let connection = tokio::spawn(async move { _ = connection.await });
     let stop = Stop {
         token: client.cancel_token(),
@@ -259,14 +337,12 @@ async fn open_once(
         connection: connection.abort_handle(),
     };
     remember(connection);
-    begin(client, stop, target, wanted).await.map_err(|failure| {
-        let message = format!("{}: {}", endpoint_in_words(address), failure.message);
-        Failure {
-            code: Code::CannotConnect,
-            message,
-            ..failure
-        }
-        .into()
+    Ok(Session {
+        client,
+        server_version: begun.server_version,
+        database: begun.database,
+        extension: begun.extension,
+        stop,
     })
 }
 
@@ -377,7 +453,7 @@ fn password_from_file(target: &ConnectTarget, address: &ServerAddress) -> Option
 }
 
 /// Prepares a session for its first statement, and checks target_session_attrs.
-async fn begin(client: Client, stop: Stop, target: &ConnectTarget, wanted: SessionWanted) -> Result<Session, Failure> {
+async fn begin(client: &Client, target: &ConnectTarget, wanted: SessionWanted) -> Result<SessionFacts, Failure> {
     // One message without a prepared statement, which a pooler may send to another session.
     let row = client
         .query_typed_one(
@@ -409,15 +485,13 @@ async fn begin(client: Client, stop: Stop, target: &ConnectTarget, wanted: Sessi
         );
     }
     let version: Option<String> = row.get(2);
-    Ok(Session {
+    Ok(SessionFacts {
         server_version: row.get(0),
         database: row.get(1),
         extension: version.map(|version| InstalledExtension {
             version,
             schema: row.get(3),
         }),
-        client,
-        stop,
     })
 }
 
