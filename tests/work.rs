@@ -6,6 +6,7 @@ mod encodings;
 mod fences;
 mod live;
 mod outside;
+mod trouble;
 
 use std::path::Path;
 

@@ -84,10 +84,12 @@ enum Command {
 fn main() -> ExitCode {
     // SAFETY: the process still has only one thread.
     unsafe { outbox_transport::prepare_process() };
-    run()
+    let runtime = tokio::runtime::Runtime::new().expect("threads");
+    let code = runtime.block_on(run());
+    runtime.shutdown_background(); // the end does not wait for the look-up of a host
+    code
 }
 
-#[tokio::main]
 async fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

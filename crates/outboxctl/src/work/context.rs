@@ -13,7 +13,7 @@ use std::rc::Rc;
 
 pub struct WorkContext {
     pub session: WorkerSession,
-    pub log: Log,
+    pub log: Rc<Log>,
     /// The result of the last wait.
     pub seen: RefCell<WaitResult>,
     /// The partitions that this worker leases.
@@ -31,7 +31,7 @@ pub struct WorkContext {
 }
 
 impl WorkContext {
-    pub fn new(session: WorkerSession, log: Log, totals: Rc<RefCell<Totals>>) -> Self {
+    pub fn new(session: WorkerSession, log: Rc<Log>, totals: Rc<RefCell<Totals>>) -> Self {
         Self {
             session,
             log,

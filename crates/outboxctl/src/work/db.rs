@@ -2,6 +2,7 @@
 //! Used on the worker's thread, which waits for each result.
 
 use super::error::{WorkError, no_answer, unexpected};
+use crate::shutdown::Shutdown;
 use outbox_core::engine::{Claimed, Events, RowId};
 use outbox_core::event::COLUMNS;
 use outbox_core::partition::Partition;
@@ -11,15 +12,19 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::time::Duration;
 use tokio::runtime::Handle;
+use tokio::time::{sleep, timeout};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{self as postgres, Client};
 
 /// The longest wait for a result, longer than statement_timeout. After it the session counts as lost.
 const ANSWER: Duration = Duration::from_secs(45);
+/// The longest wait for a result once the worker is to end.
+const LAST_ANSWER: Duration = Duration::from_secs(5);
 
 pub struct SessionDb {
     handle: Handle,
     client: Client,
+    stop: Shutdown,
     statements: RefCell<HashMap<&'static str, postgres::Statement>>,
     /// A statement to send right after the next one, with its parameter; then its result.
     next: RefCell<Option<PipelinedStatement>>,
@@ -34,10 +39,11 @@ enum PipelinedStatement {
 }
 
 impl SessionDb {
-    pub fn new(handle: Handle, client: Client) -> Self {
+    pub fn new(handle: Handle, client: Client, stop: Shutdown) -> Self {
         Self {
             handle,
             client,
+            stop,
             statements: RefCell::default(),
             next: RefCell::default(),
             has_source: Cell::default(),
@@ -46,10 +52,25 @@ impl SessionDb {
     }
 
     fn wait_for<T>(&self, answer: impl Future<Output = Result<T, postgres::Error>>) -> Result<T, WorkError> {
-        let answer = self
+        let is_late = async {
+            _ = timeout(ANSWER - LAST_ANSWER, self.stop.requested()).await;
+            sleep(LAST_ANSWER).await;
+        };
+        let answer = self.handle.block_on(async {
+            tokio::select! {
+                biased;
+                answer = answer => Some(answer),
+                () = is_late => None,
+            }
+        });
+        Ok(answer.ok_or_else(no_answer)??)
+    }
+
+    /// Waits for this time, or until the worker is to end.
+    pub fn pause(&self, limit: Duration) {
+        _ = self
             .handle
-            .block_on(async { tokio::time::timeout(ANSWER, answer).await });
-        Ok(answer.map_err(|_| no_answer())??)
+            .block_on(async { timeout(limit, self.stop.requested()).await });
     }
 
     pub fn batch_execute(&self, sql: &str) -> Result<(), WorkError> {

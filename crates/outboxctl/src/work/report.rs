@@ -4,14 +4,11 @@
 use crate::output;
 use crate::progress::WorkerProgress;
 use crate::progress::pass::{PassReport, PassSum};
-use std::cell::RefCell;
+use outbox_worker::Repeats;
 use std::fmt::Arguments;
 use std::io::{IsTerminal, Write, stderr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// The shortest time before the same log line is repeated.
-const REPEAT_AFTER: Duration = Duration::from_secs(60);
 
 /// Prints the passes, or adds them to the screen.
 pub struct Printer {
@@ -109,7 +106,7 @@ fn print(line: &str) {
 pub struct Log {
     silent: bool,
     screen: Option<Arc<WorkerProgress>>,
-    last: RefCell<Option<(String, Instant)>>,
+    failures: Repeats,
 }
 
 impl Log {
@@ -117,7 +114,7 @@ impl Log {
         Self {
             silent,
             screen,
-            last: RefCell::default(),
+            failures: Repeats::default(),
         }
     }
 
@@ -125,15 +122,7 @@ impl Log {
         if self.silent {
             return;
         }
-        let (text, now) = (text.to_string(), Instant::now());
-        let mut last = self.last.borrow_mut();
-        // A condition that lasts is logged once a minute.
-        if last
-            .as_ref()
-            .is_some_and(|(logged, at)| *logged == text && now < *at + REPEAT_AFTER)
-        {
-            return;
-        }
+        let text = text.to_string();
         let shown = self.screen.as_ref().filter(|progress| progress.has_begun());
         if let Some(progress) = shown {
             progress.log(&text);
@@ -141,6 +130,12 @@ impl Log {
         if shown.is_none() || !stderr().is_terminal() {
             output::log(&text);
         }
-        *last = Some((text, now));
+    }
+
+    /// Logs a failure. One that lasts is logged once a minute.
+    pub fn failure(&self, text: Arguments) {
+        if self.failures.is_news(&text.to_string(), Instant::now()) {
+            self.line(text);
+        }
     }
 }

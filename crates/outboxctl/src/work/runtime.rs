@@ -297,7 +297,7 @@ impl outbox_worker::Runtime for WorkRuntime {
             return Err(error);
         }
         let message = &error.failure.message;
-        self.context.log.line(format_args!("{message}; tries again"));
+        self.context.log.failure(format_args!("{message}; tries again"));
         Ok(PAUSE_AFTER_FAILURE_MS)
     }
 }

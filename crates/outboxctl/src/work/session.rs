@@ -2,10 +2,10 @@
 //! one statement, and so one transaction. Used on the worker's thread, which waits for each result.
 
 use super::db::SessionDb;
-use super::error::{WorkError, WorkErrorKind, unexpected};
+use super::error::{WorkError, no_answer, unexpected};
 use crate::connect::{self, ConnectArgs};
-use crate::failure::Code;
 use crate::progress::WorkerIdentity;
+use crate::shutdown::Shutdown;
 use outbox_core::engine::{Batch, ClaimLimits, HeldLease, Lane};
 use outbox_core::open_transactions::{FILTER_WORDS, OpenTransaction};
 use outbox_core::partition::Partition;
@@ -26,6 +26,10 @@ use tokio::runtime::Handle;
 const SETTINGS: &str = "
     set application_name = 'outboxctl work'; set statement_timeout = '30s'; set tcp_user_timeout = '15s';
     set synchronous_commit = off";
+
+/// Without connect_timeout: the longest wait for a session with an address. A peer that says nothing must not hold a
+/// worker for ever.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The shared memory that a worker reads after a claim.
 pub struct SharedState {
@@ -99,21 +103,17 @@ pub struct WorkerSession {
 }
 
 impl WorkerSession {
-    /// Opens a session and registers it as a worker.
-    pub fn open(handle: &Handle, connect: &ConnectArgs, label: &str) -> Result<Self, WorkError> {
-        let opened = handle
-            .block_on(connect::connect_session(connect))
-            .map_err(|failure| WorkError {
-                kind: match failure.code {
-                    Code::CannotConnect => WorkErrorKind::Lost,
-                    _ => WorkErrorKind::Failed,
-                },
-                failure,
-            })?;
-        let client = opened.client;
-        handle.block_on(client.batch_execute(SETTINGS))?;
-        handle.block_on(client.batch_execute(&session::statement()))?;
-        let db = SessionDb::new(handle.clone(), client);
+    /// Opens a session and registers it as a worker. A stop ends the attempt.
+    pub fn open(handle: &Handle, connect: &ConnectArgs, label: &str, stop: &Shutdown) -> Result<Self, WorkError> {
+        let opened = handle.block_on(async {
+            tokio::select! {
+                opened = connect::connect_session_within(connect, CONNECT_TIMEOUT) => opened.map_err(WorkError::from),
+                () = stop.requested() => Err(no_answer()),
+            }
+        })?;
+        let db = SessionDb::new(handle.clone(), opened.client, stop.clone());
+        db.batch_execute(SETTINGS)?;
+        db.batch_execute(&session::statement())?;
         let begin = Statement::Text("select worker, token from outbox_internal.work_begin($1)");
         let (worker, row_token) = db.one(begin, &[Arg::Text(Some(label))], |row| {
             Ok((row.name(0)?, row.count(1)?))
@@ -144,6 +144,11 @@ impl WorkerSession {
 
     fn db(&self) -> &SessionDb {
         &self.protocol.db
+    }
+
+    /// Waits for this time, or until the worker is to end.
+    pub fn pause(&self, limit: Duration) {
+        self.db().pause(limit);
     }
 
     /// Runs a statement that returns nothing.

@@ -16,12 +16,13 @@ use crate::progress::{DestinationFacts, SHOW_EVERY, WorkerFacts, WorkerProgress}
 use crate::shutdown::Shutdown;
 use outbox_core::engine::Sharing;
 use outbox_transport::{Deadline, Starter, Waker, give_way};
-use outbox_worker::{FinishTimeouts, Pass, PassEnd};
+use outbox_worker::{FinishTimeouts, Pass, PassEnd, Runtime};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
+use tokio::time::timeout;
 
 /// The wait before a new session is opened.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
@@ -63,35 +64,34 @@ pub fn run(
     give_way();
     let totals = Rc::<RefCell<Totals>>::default();
     let (began, mut worked) = (Instant::now(), false);
-    let log = Log::new(args.silent, screen.cloned());
+    let log = Rc::new(Log::new(args.silent, screen.cloned()));
     while !stop.is_requested() {
-        let ended = WorkerSession::open(handle, connect, &args.label()).and_then(|session| {
-            let mut run = Run::begin(session, args, stop, screen, printer, &totals)?;
+        let ended = WorkerSession::open(handle, connect, &args.label(), stop).and_then(|session| {
+            let mut run = Run::begin(session, args, stop, screen, printer, &log, &totals)?;
             worked = true;
             run.work()
         });
         match ended {
             Ok(RunEnd::Done) => break,
             Ok(RunEnd::Again) => {}
+            Err(_) if stop.is_requested() => break,
             Err(trouble) => {
+                let again = worked && !args.once;
                 let retries = match trouble.kind {
-                    WorkErrorKind::Lost => worked && !args.once,
-                    WorkErrorKind::NotNow => (worked && !args.once) || began.elapsed() < BEGIN_PATIENCE,
-                    WorkErrorKind::Locked | WorkErrorKind::Failed => false,
+                    WorkErrorKind::Final => false,
+                    WorkErrorKind::Lost | WorkErrorKind::Failed => again,
+                    WorkErrorKind::NotNow | WorkErrorKind::Locked => again || began.elapsed() < BEGIN_PATIENCE,
                 };
                 if !retries {
                     return Err(trouble.failure);
                 }
-                log.line(format_args!("{}; tries again", trouble.failure.message));
+                log.failure(format_args!("{}; tries again", trouble.failure.message));
                 if let Some(progress) = screen {
                     progress.lose(&trouble.failure.message);
                 }
             }
         }
-        let until = Instant::now() + RECONNECT_AFTER;
-        while !stop.is_requested() && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(POLL_LONGEST_MS.into()));
-        }
+        _ = handle.block_on(async { timeout(RECONNECT_AFTER, stop.requested()).await });
     }
     Ok(totals.borrow().failed())
 }
@@ -119,6 +119,7 @@ impl<'a> Run<'a> {
         stop: &'a Shutdown,
         screen: Option<&'a Arc<WorkerProgress>>,
         printer: &'a mut Printer,
+        log: &Rc<Log>,
         totals: &Rc<RefCell<Totals>>,
     ) -> Result<Self, WorkError> {
         let refreshed = session.refresh()?;
@@ -133,7 +134,7 @@ impl<'a> Run<'a> {
             )
         })?;
         let starter = Starter::new(waker, Deadline::default());
-        let context = WorkContext::new(session, Log::new(args.silent, screen.cloned()), Rc::clone(totals));
+        let context = WorkContext::new(session, Rc::clone(log), Rc::clone(totals));
         let runtime = WorkRuntime::new(context, args, stop, screen, starter, &refreshed, sharing);
         let settings = settings::read(&refreshed, args);
         let mut worker = Worker::new(runtime, sharing, settings, refreshed.not_adopted);
@@ -190,7 +191,9 @@ impl<'a> Run<'a> {
             if self.worker.runtime().has_run_once.get() && !self.worker.is_undecided() {
                 return self.judge_once().map(|()| RunEnd::Done);
             }
-            self.wait(wait_ms)?;
+            if let Err(trouble) = self.wait(wait_ms) {
+                self.pause_after(trouble)?;
+            }
             if self.seen().is_vacated {
                 return Ok(RunEnd::Again);
             }
@@ -215,6 +218,17 @@ impl<'a> Run<'a> {
             .session
             .wait(&self.seen(), wait, in_flight, runtime.notifies_others.take())?;
         runtime.context.seen.replace(seen);
+        Ok(())
+    }
+
+    /// Waits after a wait in the server that failed: an operator may have canceled it.
+    fn pause_after(&self, trouble: WorkError) -> Result<(), WorkError> {
+        if trouble.kind == WorkErrorKind::Final {
+            return Err(trouble);
+        }
+        let runtime = self.worker.runtime();
+        let pause_ms = runtime.failed(trouble)?;
+        runtime.context.session.pause(Duration::from_millis(pause_ms.into()));
         Ok(())
     }
 
@@ -297,7 +311,7 @@ impl<'a> Run<'a> {
                 .runtime()
                 .context
                 .log
-                .line(format_args!("{}", trouble.failure.message));
+                .failure(format_args!("{}", trouble.failure.message));
         }
         add_pass(&mut self.pass, worker.runtime());
     }
