@@ -65,6 +65,7 @@ on_both_hosts! {
     running::workers_that_are_stopped_cleanly_repeat_nothing,
     running::a_message_in_flight_while_the_partitions_change_is_sent_once,
     running::a_message_waits_with_its_worker_for_the_standby,
+    running::no_memory_of_a_worker_is_in_transparent_huge_pages,
 }
 
 /// Where the workers run.

@@ -258,3 +258,13 @@ pub fn a_message_waits_with_its_worker_for_the_standby(host: Host) {
     assert_eq!(labels(&all_of(broker, &queue)), ["a 1"]);
     shows("connected");
 }
+
+/// A thread uses a few KiB of its stack and of its heap; in huge pages each takes 2 MiB.
+pub fn no_memory_of_a_worker_is_in_transparent_huge_pages(host: Host) {
+    let stage = Stage::of_nothing(host, &[]);
+    for worker in stage.workers() {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", worker.pid)).expect("its status");
+        let line = status.lines().find_map(|line| line.strip_prefix("THP_enabled:"));
+        assert_eq!(line.map(str::trim), Some("0"), "{}", worker.id);
+    }
+}
