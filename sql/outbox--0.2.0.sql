@@ -5211,22 +5211,22 @@ union all
 select 'workers', null,
        case when h.pid is not null then format('%s hangs: its process %s wrote its last heartbeat at %s', h.worker_id, h.pid,
                                                date_trunc('seconds', h.heartbeat_at))
-            when s.has_worker then case s.obstacle
+            when s.has_worker then case e.obstacle
               when 'time slices' then 'there are more databases than worker slots: this one is served in turn with others'
               else 'not every worker of this database runs: ' || o.problem end
             when s.workers = 0 then 'outbox.workers is 0: nothing is delivered'
-            else 'no worker is alive in this database' || case s.obstacle
+            else 'no worker is alive in this database' || case e.obstacle
                    when 'time slices' then ' now: there are more databases than worker slots, so they are served in turn'
                    else coalesce(': ' || o.problem, '') end end,
        case when h.pid is not null
               then format('if it is stopped, kill -CONT %1$s at the shell of the server; else select pg_terminate_backend(%1$s)',
                           h.pid)
             when s.workers = 0 and not s.has_worker then outbox_internal.setting_command('outbox.workers', '1')
-            when s.obstacle in ('slots', 'time slices')
+            when e.obstacle in ('slots', 'time slices')
               then format('raise max_worker_processes by %s or more and restart the server', s.missing_slots)
-            when s.obstacle in ('entries', 'databases') then o.remedy
+            when e.obstacle in ('entries', 'databases') then o.remedy
             when not s.preloaded then 'see the check "preload"'
-            when s.obstacle = 'excluded'
+            when e.obstacle = 'excluded'
               then outbox_internal.setting_command('outbox.databases', current_setting('outbox.databases') || ','
                                                                        || current_database())
             else coalesce(o.remedy, 'wait a few seconds; then search the server log for "outbox"') end
@@ -5234,7 +5234,15 @@ from server s left join (
   select w.worker_id, w.pid, w.heartbeat_at from @extschema@.outbox_workers w join pg_stat_activity a on a.pid = w.pid
   where w.worker_id like 'server-%' and w.heartbeat_until <= clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
   order by w.worker_id limit 1) h on true
-left join (values
+-- What the launcher does not start, and what ends a worker before it can report.
+cross join lateral (
+  select coalesce(case when d.datistemplate then 'template' when not d.datallowconn then 'closed'
+                       when not has_database_privilege(r.oid, d.oid, 'CONNECT') then 'connect'
+                       -- Later versions start a background worker without LOGIN.
+                       when not r.rolcanlogin and current_setting('server_version_num')::integer < 170000 then 'login' end,
+                  s.obstacle) as obstacle
+  from pg_database d left join pg_roles r on r.rolname = s.worker_role where d.datname = current_database()) e
+left join lateral (values
   ('slots', 'max_worker_processes is used up', null),
   ('entries', 'the server already has the most workers, 128',
    'lower outbox.workers, narrow outbox.databases, or end workers outside the server, and reload'),
@@ -5242,10 +5250,16 @@ left join (values
    'drop a database, or close one with ALTER DATABASE ... ALLOW_CONNECTIONS false; databases without the extension count,'
    ' too'),
   ('excluded', 'outbox.databases does not name it', null),
-  ('role', 'its role is missing or a superuser', 'see the check "role"')
-) o (obstacle, problem, remedy) on o.obstacle = s.obstacle
+  ('role', 'its role is missing or a superuser', 'see the check "role"'),
+  ('template', 'it is a template, which no worker serves', format('ALTER DATABASE %I IS_TEMPLATE false', current_database())),
+  ('closed', 'it is closed to connections', format('ALTER DATABASE %I ALLOW_CONNECTIONS true', current_database())),
+  ('connect', format('role %I may not connect to it', s.worker_role),
+   format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), s.worker_role)),
+  ('login', format('role %I may not log in', s.worker_role),
+   format('ALTER ROLE %I LOGIN CONNECTION LIMIT 0', s.worker_role))
+) o (obstacle, problem, remedy) on o.obstacle = e.obstacle
 where not pg_is_in_recovery()
-  and (h.pid is not null or not s.has_worker or s.obstacle in ('slots', 'entries', 'time slices'))
+  and (h.pid is not null or not s.has_worker or e.obstacle in ('slots', 'entries', 'time slices'))
 union all
 select 'destination', u.destination, u.detail,
        case when u.detail like '%password_file%'

@@ -891,6 +891,47 @@ fn changes_of_tables_that_stop_the_workers_are_undone_one_by_one() {
 }
 
 #[test]
+fn a_database_or_a_role_that_lets_no_worker_in_is_named_until_its_remedy_is_typed() {
+    const ELSEWHERE: &str = "template1";
+    let site = Site::shared(&[]);
+    // Opened before the faults: one of them closes the database.
+    let mut reader = site.cluster.connect(DB);
+    let sql = r#"select remedy from outbox_health where "check" = 'workers' and strpos(problem, $1) > 0"#;
+    let database = format!("alter database {DB}");
+    let mut faults = vec![
+        (format!("{database} is_template true"), "it is a template"),
+        (
+            format!("{database} allow_connections false"),
+            "it is closed to connections",
+        ),
+        (
+            format!("revoke connect on database {DB} from public, outbox_worker"),
+            "role outbox_worker may not connect to it",
+        ),
+    ];
+    let version: i32 = site
+        .cluster
+        .query_one(DB, "select current_setting('server_version_num')::integer");
+    if version < 170_000 {
+        faults.push((
+            "alter role outbox_worker nologin".to_owned(),
+            "role outbox_worker may not log in",
+        ));
+    }
+    for (fault, words) in faults {
+        site.cluster.exec(ELSEWHERE, &fault);
+        let workers = "select pg_terminate_backend(pid) from pg_stat_activity where backend_type = 'outbox worker'";
+        site.cluster.exec(ELSEWHERE, workers);
+        let remedy: String = wait_for(words, LONG, || {
+            let found = reader.query_opt(sql, &[&words]).expect("outbox_health");
+            found.map(|row| row.get(0))
+        });
+        site.cluster.exec(ELSEWHERE, command(&remedy));
+        site.works(words);
+    }
+}
+
+#[test]
 fn a_copy_and_a_source_deliver_after_their_remedies() {
     let site = Site::shared(&[]);
     let cluster = &site.cluster;
