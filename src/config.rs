@@ -159,9 +159,9 @@ settings! {
     choice PUBLISH_AFTER: PublishAfter = PublishAfter::local, Database, c"outbox.publish_after",
         c"local: a message is sent once its commit is on this server's disk. standby: once standbys have it too.";
     text STANDBY_NAMES = c"", Some(standby_names_hook), Database, c"outbox.standby_names",
-        c"With publish_after = standby: the application_names of the standbys, separated by commas.";
+        c"With publish_after = standby: the application_names of the standbys, or patterns such as db-*, separated by commas.";
     number STANDBY_QUORUM = 0, 0..=1000, COUNT, Database, c"outbox.standby_quorum",
-        c"With publish_after = standby: how many of standby_names must have a commit. 0 = all.";
+        c"With publish_after = standby: how many of standby_names must have a commit. 0 = all, if no name is a pattern.";
     number STANDBY_TIMEOUT = -1, -1..=i32::MAX, MS, Database, c"outbox.standby_timeout",
         c"With publish_after = standby: how long messages wait for standbys that are behind. -1 = without a limit.";
     number BATCH_SIZE = 1000, 1..=10_000, COUNT, Database, c"outbox.batch_size",

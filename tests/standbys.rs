@@ -3,14 +3,15 @@
 //! loses what a failover loses.
 
 use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 
 use support::chaos::rounds;
 use support::load::{Load, Plan};
-use support::{Broker, Cluster, Consumer, Mode, Proxy, StopMode, wait_for, wait_until};
+use support::{Broker, Cluster, Consumer, Mode, Proxy, StopMode, process, wait_for, wait_until};
 use support::{
-    DB, LONG, Session, Stage, all_of, exchange_and_queue, health, outbox_cluster_with, wait_drained,
-    wait_for_heartbeat, wait_for_problem, wait_healthy, wait_published, wait_true,
+    DB, LONG, Session, Stage, all_of, exchange_and_queue, health, outbox_cluster_with, type_sql, unconnected_cluster,
+    wait_drained, wait_for_heartbeat, wait_for_problem, wait_healthy, wait_published, wait_true,
 };
 
 /// A standby of `primary` that replicates through the proxy, under this name. Waits until it has all WAL.
@@ -101,7 +102,10 @@ fn two_of_three_standbys_are_enough_with_a_quorum_of_two() {
     primary.publish("one");
     wait_until_held(&primary);
     let problem = wait_for_problem(&primary, "standbys");
-    assert_eq!(problem, "messages wait for standbys that are not connected: s2, s3");
+    assert_eq!(
+        problem,
+        "messages wait for standbys that are not connected: s2, s3; connected: s1"
+    );
     let _second = follow(&primary, &proxies[1], "s2");
     let consumer = Consumer::new(broker, &queue);
     assert_eq!(consumer.next().label(), "one");
@@ -111,6 +115,64 @@ fn two_of_three_standbys_are_enough_with_a_quorum_of_two() {
     wait_until_held(&primary);
     first.start_again();
     assert_eq!(consumer.next().label(), "two");
+}
+
+#[test]
+fn a_standby_under_another_name_is_named_and_a_pattern_with_a_number_takes_it() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let primary = outbox_cluster_with(broker, &exchange, &AFTER_STANDBY);
+    let consumer = Consumer::new(broker, &queue);
+    let proxy = Proxy::start(primary.port());
+    let _rebuilt = follow(&primary, &proxy, "s1-new");
+    primary.publish("held");
+    wait_until_held(&primary);
+    let not_connected = format!("{NOT_CONNECTED}; connected: s1-new");
+    assert_eq!(wait_for_problem(&primary, "standbys"), not_connected);
+    // "All" of a pattern is no number.
+    primary.set_conf("outbox.standby_names", "s1*");
+    wait_until("the missing number", LONG, || {
+        health(&primary, "standbys").1.contains("outbox.standby_quorum is 0")
+    });
+    assert_nothing_is_sent(&primary, broker, &consumer);
+    let remedy: String = primary.query_one(DB, r#"select remedy from outbox_health where "check" = 'standbys'"#);
+    type_sql(&primary, outbox_core::remedy::command(&remedy).expect("a command"));
+    assert_eq!(consumer.next().label(), "held");
+    wait_healthy(&primary, "standbys");
+    type_sql(
+        &primary,
+        "alter system set outbox.standby_quorum = 2; select pg_reload_conf()",
+    );
+    let problem = "messages wait for standbys that are not connected: s1*; connected: s1-new";
+    assert_eq!(wait_for_problem(&primary, "standbys"), problem);
+}
+
+#[test]
+fn a_subscriber_of_logical_replication_is_no_standby() {
+    let cluster = unconnected_cluster("", "x", &[&AFTER_STANDBY[..], &["wal_level = logical"]].concat());
+    cluster.exec(DB, "create publication p");
+    cluster.exec(DB, "select pg_create_logical_replication_slot('s', 'pgoutput')");
+    let mut subscriber = Command::new(cluster.installation().bin("pg_recvlogical"));
+    let database = format!("{} application_name=s1", cluster.conn_string(DB));
+    let options = ["proto_version=1", "publication_names=p"].map(|option| ["-o", option]);
+    subscriber.args([
+        "-d",
+        &database,
+        "--slot",
+        "s",
+        "--start",
+        "-f",
+        "-",
+        "--status-interval",
+        "1",
+    ]);
+    subscriber.args(options.as_flattened()).stdout(Stdio::null());
+    let mut subscriber = process::spawn_bound(subscriber, libc::SIGKILL).expect("start pg_recvlogical");
+    let reported =
+        "select exists (select from pg_stat_replication where application_name = 's1' and flush_lsn is not null)";
+    wait_true(&cluster, "its position", reported);
+    assert_eq!(wait_for_problem(&cluster, "standbys"), NOT_CONNECTED);
+    process::kill(&mut subscriber);
 }
 
 #[test]
@@ -454,7 +516,7 @@ fn a_standby_of_a_standby_does_not_count_until_it_follows_the_primary() {
     wait_until_held(&primary);
     assert_eq!(
         wait_for_problem(&primary, "standbys"),
-        "messages wait for standbys that are not connected: s2"
+        "messages wait for standbys that are not connected: s2; connected: s1"
     );
     let remedy: String = primary.query_one(DB, r#"select remedy from outbox_health where "check" = 'standbys'"#);
     assert!(remedy.contains("only direct standbys of this server count"), "{remedy}");

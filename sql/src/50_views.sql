@@ -604,6 +604,7 @@ with connection as (
   select c.* from outbox_internal.connections c where c.is_live
 ), server as (
   select s.n[1]::boolean as preloaded, s.n[2] as obstacle, s.n[3]::integer as missing_slots, s.n[4] as missing_standbys,
+         s.n[5] as connected_standbys,
          current_setting('outbox.worker_role') as worker_role, current_setting('outbox.workers')::integer as workers,
          exists (select from outbox_internal.live_workers) as has_worker
   from outbox_internal.shared_memory('server') s (n)
@@ -653,17 +654,24 @@ from (select current_setting('outbox.library_version', true) as library, x.extve
 where v.library <> v.sql
 union all
 select 'standbys', null,
-       case when b.missing = '' then 'outbox.publish_after is standby, and outbox.standby_names is empty: messages wait'
+       case when b.missing = '' and btrim(current_setting('outbox.standby_names')) = ''
+              then 'outbox.publish_after is standby, and outbox.standby_names is empty: messages wait'
+            when b.missing = ''
+              then 'outbox.standby_names has a pattern, and outbox.standby_quorum is 0: messages wait, as nothing says how many'
+                   ' standbys all of a pattern are'
             when b.missing is null then 'standbys are connected and behind: a worker ' || b.awaited
             when current_setting('outbox.standby_timeout') = '-1'
-              then format('messages wait for standbys that are not connected: %s', b.missing)
+              then format('messages wait for standbys that are not connected: %s', b.missing) || b.others
             else format('standbys are not connected: %s; after %s messages are sent without them', b.missing,
-                        current_setting('outbox.standby_timeout')) end,
-       case when b.missing = '' then 'name the standbys in outbox.standby_names, by their application_name'
+                        current_setting('outbox.standby_timeout')) || b.others end,
+       case when b.missing = '' and btrim(current_setting('outbox.standby_names')) = ''
+              then 'name the standbys in outbox.standby_names, by their application_name'
+            when b.missing = ''
+              then 'set how many must have a commit: ' || outbox_internal.setting_command('outbox.standby_quorum', '1')
             when b.missing is null then 'see their flush_lsn in pg_stat_replication: network or disk is slow'
-            else 'start them, or take them out of outbox.standby_names; only direct standbys of this server count: those in'
-                 ' its pg_stat_replication' end
-from (select s.missing_standbys as missing,
+            else 'start them, or correct outbox.standby_names, for example if one was made again under another name; only direct'
+                 ' standbys of this server count: those in its pg_stat_replication' end
+from (select s.missing_standbys as missing, coalesce('; connected: ' || nullif(s.connected_standbys, ''), '') as others,
              (select min(c.detail) from connection c where c.reason = 'standby') as awaited
       from server s where not pg_is_in_recovery() and current_setting('outbox.publish_after', true) = 'standby') b
 where b.missing is not null or b.awaited is not null

@@ -119,7 +119,7 @@ fn check_standby_names(list: &str) -> Result<(), Refused> {
         Ok(_) => Ok(()),
         Err(error) => refused(
             format!("outbox.standby_names is refused: {error}"),
-            "Example: replica1, replica2",
+            "Examples: replica1, replica2; or db-* with a number in outbox.standby_quorum.",
         ),
     }
 }

@@ -506,7 +506,8 @@ fn outbox_shared_memory(
                 None => databases::lacks_entry().then(|| "databases".to_owned()),
             };
             let missing_slots = Some(launcher::missing_slots().to_string());
-            (vec![preloaded, obstacle, missing_slots, missing_standbys()], 4)
+            let [missing, connected] = standbys_shown();
+            (vec![preloaded, obstacle, missing_slots, missing, connected], 5)
         }
         "transactions" => (texts(transactions::flat().into_iter().map(Some)), 4),
         "first messages" if nothing_waits() => (Vec::new(), 4),
@@ -543,16 +544,19 @@ fn outbox_shared_memory(
     SetOfIterator::new(rows)
 }
 
-/// The standbys of outbox.standby_names that are missing, if messages wait for them, separated by commas; empty = none
-/// is named. None: enough are connected, or need not be.
-fn missing_standbys() -> Option<String> {
-    let standbys = config::standbys()?;
-    if standbys.are_unnamed() {
-        return Some(String::new());
-    }
+/// What is missing of outbox.standby_names, if messages wait for it, separated by commas; empty = the list or its quorum
+/// is incomplete. None: enough are connected, or need not be. Then the names of all connected standbys.
+fn standbys_shown() -> [Option<String>; 2] {
+    let Some(standbys) = config::standbys() else {
+        return [None, None];
+    };
     let connected = standbys::connected().unwrap_or_else(|error| error::internal(error).raise());
+    let mut names: Vec<&str> = connected.iter().map(|standby| &*standby.name).collect();
+    names.sort_unstable();
+    names.dedup();
     let missing = standbys.missing(&connected);
-    (!missing.is_empty()).then(|| missing.join(", "))
+    let shown = standbys.are_incomplete() || !missing.is_empty();
+    [shown.then(|| missing.join(", ")), Some(names.join(", "))]
 }
 
 fn nothing_waits() -> bool {

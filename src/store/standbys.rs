@@ -16,10 +16,13 @@ pub fn replication() -> SpiResult<Replication> {
 }
 
 /// The connected standbys that have reported a position. The worker's role may not read the positions, so this reads
-/// them as a superuser. Inside a transaction.
+/// them as a superuser. A subscriber of logical replication, whose connection has a database, is no standby. Inside a
+/// transaction.
 pub fn connected() -> SpiResult<Vec<Standby>> {
-    const SQL: &str = "select application_name, (flush_lsn operator(pg_catalog.-) pg_catalog.pg_lsn '0/0')::bigint
-                       from pg_catalog.pg_stat_replication where flush_lsn is not null";
+    const SQL: &str = "select a.application_name, (w.flush_lsn operator(pg_catalog.-) pg_catalog.pg_lsn '0/0')::bigint
+                       from pg_catalog.pg_stat_get_wal_senders() w
+                       join pg_catalog.pg_stat_get_activity(null) a on a.pid operator(pg_catalog.=) w.pid
+                       where w.flush_lsn is not null and a.datid is null";
     security::run_as_superuser(|| {
         Spi::connect(|client| {
             client

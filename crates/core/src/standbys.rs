@@ -5,7 +5,12 @@
 //! their events: a message is sent when its commit is on the primary's disk. With it, a message is sent only when the
 //! WAL up to its commit is on the disks of `quorum` of the standbys too. So a standby that has all WAL that the quorum
 //! has is a new primary that knows all published events.
+//!
+//! A name that ends with `*` is a pattern: it stands for all connected standbys whose name begins so. How many there
+//! are is unknown, as one may be away. "All of them" would be those that are connected, and one that was away could be
+//! promoted without the events that they have. So with a pattern the quorum must be a number.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// A position in WAL, in bytes since the first one.
@@ -15,6 +20,7 @@ pub type WalPosition = u64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standbys {
     names: Vec<String>,
+    /// 0 = no message is ever sent: there are no names, or a pattern without a number.
     quorum: usize,
     /// After this time messages are sent although the standbys are behind; None = the worker waits without a limit.
     timeout: Option<Duration>,
@@ -38,7 +44,17 @@ pub struct Replication {
     pub connected: Vec<Standby>,
 }
 
-/// The names of a list, separated by commas. Err: why it cannot be used.
+/// What the names begin with that a pattern stands for; None = it is a name.
+fn prefix(pattern: &str) -> Option<&str> {
+    pattern.strip_suffix('*')
+}
+
+/// Whether a standby of this name is one of the list's entry, a name or a pattern.
+fn is_of(entry: &str, name: &str) -> bool {
+    prefix(entry).map_or(entry == name, |prefix| name.starts_with(prefix))
+}
+
+/// The names and patterns of a list, separated by commas. Err: why it cannot be used.
 pub fn names(list: &str) -> Result<Vec<String>, String> {
     let mut names: Vec<String> = Vec::new();
     if list.trim().is_empty() {
@@ -48,8 +64,15 @@ pub fn names(list: &str) -> Result<Vec<String>, String> {
         if name.is_empty() {
             return Err("a name is empty".into());
         }
+        if name == "*" {
+            return Err("\"*\" stands for programs such as pg_receivewal, too, which no one can promote".into());
+        }
         if names.iter().any(|other| other == name) {
             return Err(format!("\"{name}\" is in it twice"));
+        }
+        let bare = |entry: &str| prefix(entry).unwrap_or(entry).to_owned();
+        if let Some(other) = (names.iter()).find(|other| is_of(other, &bare(name)) || is_of(name, &bare(other))) {
+            return Err(format!("\"{other}\" and \"{name}\" can stand for one standby"));
         }
         names.push(name.to_owned());
     }
@@ -57,59 +80,76 @@ pub fn names(list: &str) -> Result<Vec<String>, String> {
 }
 
 impl Standbys {
-    /// `quorum`: how many of `names` must have a commit; 0, or more than there are = all.
+    /// `quorum`: how many of `names` must have a commit. Without a pattern 0, or more than there are = all.
     pub fn new(names: Vec<String>, quorum: usize, timeout: Option<Duration>) -> Self {
-        let quorum = if quorum == 0 {
-            names.len()
-        } else {
-            quorum.min(names.len())
+        let quorum = match (names.iter().any(|name| prefix(name).is_some()), quorum) {
+            (true, quorum) => quorum,
+            (false, 0) => names.len(),
+            (false, quorum) => quorum.min(names.len()),
         };
         Self { names, quorum, timeout }
     }
 
-    /// The names that are missing among the connected standbys, if fewer than the quorum are connected; else none.
+    /// What is missing among the connected standbys, if fewer than the quorum are connected: names, and patterns, of
+    /// which there may be more. Else nothing.
     pub fn missing(&self, connected: &[Standby]) -> Vec<&str> {
-        let is_missing = |name: &&str| !connected.iter().any(|standby| standby.name == *name);
-        let missing: Vec<&str> = self.names.iter().map(String::as_str).filter(is_missing).collect();
-        match self.names.len() - missing.len() < self.quorum {
-            true => missing,
+        let names: BTreeSet<&str> = connected.iter().map(|standby| standby.name.as_str()).collect();
+        let is_missing = |entry: &&str| prefix(entry).is_some() || !names.contains(entry);
+        match self.counted(connected).count() < self.quorum {
+            true => self.entries().filter(is_missing).collect(),
             false => Vec::new(),
         }
     }
 
+    fn entries(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().map(String::as_str)
+    }
+
+    /// The connected standbys of the list: the positions up to which they have flushed WAL. Each name counts once, also
+    /// one of a pattern: several connections may be those of one standby, or any of several standbys may become the
+    /// primary. So of one name the connection that is furthest behind counts.
+    fn counted<'a>(&self, connected: &'a [Standby]) -> impl Iterator<Item = (&'a str, WalPosition)> {
+        let mut flushed: BTreeMap<&str, WalPosition> = BTreeMap::new();
+        for standby in connected {
+            if self.entries().any(|entry| is_of(entry, &standby.name)) {
+                let least = flushed.entry(&standby.name).or_insert(standby.flushed);
+                *least = standby.flushed.min(*least);
+            }
+        }
+        flushed.into_iter()
+    }
+
     /// What a message waits for that needs WAL up to `position`, in words. It names the standbys that lack it.
     fn awaited(&self, connected: &[Standby], position: WalPosition) -> String {
-        let lacks = |name: &&str| self.flushed_by(name, connected) < position;
-        let behind: Vec<&str> = self.names.iter().map(String::as_str).filter(lacks).collect();
-        let needed = (self.quorum + behind.len()).saturating_sub(self.names.len());
+        let (have, _): (Vec<&str>, Vec<WalPosition>) = (self.counted(connected))
+            .filter(|(_, flushed)| *flushed >= position)
+            .unzip();
+        let behind: Vec<&str> = self.entries().filter(|entry| !have.contains(entry)).collect();
+        let needed = self.quorum.saturating_sub(have.len());
         let names = behind.join(", ");
-        match behind.len() {
-            0 => "waits for standbys, and outbox.standby_names is empty".to_owned(),
-            1 => format!("waits for standby {names}"),
-            all if all == needed => format!("waits for standbys {names}"),
+        match behind.as_slice() {
+            [] => "waits for standbys, and outbox.standby_names is empty".to_owned(),
+            _ if self.quorum == 0 => format!("waits for standbys {names}, and outbox.standby_quorum is 0"),
+            [name] if prefix(name).is_none() => format!("waits for standby {names}"),
+            all if all.len() == needed && !all.iter().any(|entry| prefix(entry).is_some()) => {
+                format!("waits for standbys {names}")
+            }
             _ => format!("waits for {needed} of the standbys {names}"),
         }
     }
 
-    /// Whether no standby is named, so that no message is ever sent.
-    pub fn are_unnamed(&self) -> bool {
-        self.names.is_empty()
-    }
-
-    /// The position up to which the standby of this name has flushed WAL; 0 = it is not connected. If several have the
-    /// name, the one that is furthest behind counts: any of them may become the primary.
-    fn flushed_by(&self, name: &str, connected: &[Standby]) -> WalPosition {
-        let same = connected.iter().filter(|standby| standby.name == name);
-        same.map(|standby| standby.flushed).min().unwrap_or(0)
+    /// Whether no message is ever sent: no standby is named, or a pattern has no number.
+    pub fn are_incomplete(&self) -> bool {
+        self.quorum == 0
     }
 
     /// The position up to which WAL is on enough of the standbys.
     fn flushed(&self, connected: &[Standby]) -> WalPosition {
-        let by_name = |name: &String| self.flushed_by(name, connected);
-        let mut flushed: Vec<WalPosition> = self.names.iter().map(by_name).collect();
+        let mut flushed: Vec<WalPosition> = self.counted(connected).map(|(_, flushed)| flushed).collect();
         flushed.sort_unstable_by(|a, b| b.cmp(a));
-        // Without names nothing is sent: the rule was asked for, and is not complete.
-        self.quorum.checked_sub(1).map_or(0, |index| flushed[index])
+        // Without a quorum nothing is sent: the rule was asked for, and is not complete.
+        let least = self.quorum.checked_sub(1).and_then(|index| flushed.get(index));
+        least.copied().unwrap_or(0)
     }
 }
 
@@ -233,12 +273,46 @@ mod tests {
     }
 
     #[test]
+    fn a_pattern_stands_for_each_connected_name_that_begins_so() {
+        let all = connected(&[
+            ("db-1", 30),
+            ("db-2", 20),
+            ("db-2", 10),
+            ("db", 99),
+            ("other", 5),
+            ("DB-3", 99),
+        ]);
+        for (list, quorum, expected) in [
+            ("db-*", 1, 30),
+            ("db-*", 2, 10), // two connections of one name count once
+            ("db-*", 3, 0),
+            ("db-*", 0, 0), // all of how many?
+            ("db-*, other", 2, 10),
+            ("db-*, other", 3, 5),
+            ("db-*, away", 3, 0),
+            ("x*", 1, 0),
+        ] {
+            let standbys = standbys(list, quorum, None);
+            assert_eq!(standbys.flushed(&all), expected, "{list} {quorum}");
+            assert_eq!(standbys.are_incomplete(), quorum == 0, "{list} {quorum}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_is_missing_until_enough_standbys_are_connected() {
+        let all = connected(&[("db-1", 1), ("db-1", 1)]);
+        assert!(standbys("db-*", 1, None).missing(&all).is_empty());
+        assert_eq!(standbys("db-*", 2, None).missing(&all), ["db-*"]);
+        assert_eq!(standbys("db-*, x, y", 3, None).missing(&all), ["db-*", "x", "y"]);
+    }
+
+    #[test]
     fn standbys_are_missing_only_while_fewer_than_the_quorum_are_connected() {
         let all = connected(&[("a", 1), ("c", 1)]);
         assert_eq!(standbys("a, b, d", 0, None).missing(&all), ["b", "d"]);
         assert_eq!(standbys("a, b, d", 2, None).missing(&all), ["b", "d"]);
         assert!(standbys("a, b, d", 1, None).missing(&all).is_empty());
-        assert!(standbys("", 0, None).missing(&all).is_empty() && standbys("", 0, None).are_unnamed());
+        assert!(standbys("", 0, None).missing(&all).is_empty() && standbys("", 0, None).are_incomplete());
     }
 
     #[test]
@@ -247,10 +321,19 @@ mod tests {
             ("a,", "a name is empty"),
             (", a", "a name is empty"),
             ("a, b,a", "\"a\" is in it twice"),
+            ("a*, a*", "\"a*\" is in it twice"),
+            ("a1, a*", "\"a1\" and \"a*\" can stand for one standby"),
+            ("ab*, a*", "\"ab*\" and \"a*\" can stand for one standby"),
+            ("a*, ab", "\"a*\" and \"ab\" can stand for one standby"),
+            (
+                "*",
+                "\"*\" stands for programs such as pg_receivewal, too, which no one can promote",
+            ),
         ] {
             assert_eq!(names(list), Err(reason.to_owned()), "{list}");
         }
         assert_eq!(names(" "), Ok(Vec::new()));
+        assert_eq!(names("a, a-*, b*").map(|names| names.len()), Ok(3));
     }
 
     #[test]
@@ -302,6 +385,19 @@ mod tests {
             ("a, b", 0, &[("a", 10)], "waits for standby b"),
             ("a, b", 0, &[("c", 10)], "waits for standbys a, b"),
             ("a, b", 1, &[], "waits for 1 of the standbys a, b"),
+            ("a*", 1, &[("a1", 9)], "waits for 1 of the standbys a*"),
+            (
+                "a*, b",
+                2,
+                &[("a1", 10), ("a2", 9)],
+                "waits for 1 of the standbys a*, b",
+            ),
+            (
+                "a*",
+                0,
+                &[("a1", 10)],
+                "waits for standbys a*, and outbox.standby_quorum is 0",
+            ),
             (
                 "",
                 0,

@@ -5,8 +5,9 @@
 //! |---|---|
 //! | `wal` | the primary's WAL: the number of commits in it |
 //! | `flushed` | for each standby, how much of that WAL it has on disk |
-//! | `known` | what the worker last read of it, from pg_stat_replication |
+//! | `known` | what the worker last read of it, from pg_stat_replication; None = the standby was not connected |
 //! | `At` | a worker: it claims what is visible, then reads the position that the standbys must have, then sends |
+//! | `away` | the standbys that are not connected; they may come back, or be promoted |
 //! | `promoted` | the primary is lost, and this standby becomes the primary |
 //!
 //! A message is its position: the commit that made it visible. The promise: whichever standby is promoted that has as
@@ -18,7 +19,8 @@ use outbox_core::standbys::{Progress, Standby, Standbys};
 use stateright::{Model, Property};
 
 const COMMITS: u8 = 3;
-const NAMES: [&str; 3] = ["a", "b", "c"];
+const NAMES: [&str; 3] = ["s1", "s2", "s3"];
+const PATTERN: &str = "s*";
 const KNOWN: &str = "a promoted standby knows what was published";
 const SENT: &str = "messages are sent";
 
@@ -30,6 +32,8 @@ enum Mistake {
     ReadsPositionFirst,
     /// A standby is promoted that has less WAL than another.
     PromotesAny,
+    /// With a pattern and without a number, all standbys that are connected must have a commit.
+    CountsConnected,
 }
 
 /// What the worker has, and has not sent.
@@ -50,7 +54,8 @@ enum At {
 struct State {
     wal: u8,
     flushed: Vec<u8>,
-    known: Vec<u8>,
+    known: Vec<Option<u8>>,
+    away: Vec<bool>,
     worker: At,
     /// All messages up to this one were sent.
     sent: u8,
@@ -63,6 +68,8 @@ enum Action {
     Flush(usize),
     /// The worker reads how much WAL a standby has.
     Read(usize),
+    Leave(usize),
+    Return(usize),
     Work,
     Promote(usize),
 }
@@ -70,6 +77,8 @@ enum Action {
 struct Replication {
     standbys: usize,
     quorum: usize,
+    /// Whether the list has a pattern instead of the names.
+    pattern: bool,
     mistake: Option<Mistake>,
 }
 
@@ -78,22 +87,29 @@ impl Replication {
         self.mistake == Some(mistake)
     }
 
-    fn rule(&self) -> Standbys {
-        Standbys::new(
-            NAMES[..self.standbys].iter().map(ToString::to_string).collect(),
-            self.quorum,
-            None,
-        )
+    fn rule(&self, connected: usize) -> Standbys {
+        let names = match self.pattern {
+            true => vec![PATTERN.to_owned()],
+            false => NAMES[..self.standbys].iter().map(ToString::to_string).collect(),
+        };
+        let quorum = match self.is(Mistake::CountsConnected) {
+            true => connected,
+            false => self.quorum,
+        };
+        Standbys::new(names, quorum, None)
     }
 
     /// Whether the rule of the server lets messages go that need this position.
-    fn may_send(&self, known: &[u8], needs: u8) -> bool {
-        let connected = NAMES.iter().zip(known).map(|(name, flushed)| Standby {
-            name: (*name).to_owned(),
-            flushed: u64::from(*flushed),
+    fn may_send(&self, known: &[Option<u8>], needs: u8) -> bool {
+        let connected = NAMES.iter().zip(known).filter_map(|(name, flushed)| {
+            Some(Standby {
+                name: (*name).to_owned(),
+                flushed: u64::from((*flushed)?),
+            })
         });
+        let connected: Vec<Standby> = connected.collect();
         let mut progress = Progress::default();
-        progress.checked(&self.rule(), &connected.collect::<Vec<_>>(), u64::from(needs), 0);
+        progress.checked(&self.rule(connected.len()), &connected, u64::from(needs), 0);
         progress.may_send(u64::from(needs))
     }
 }
@@ -106,7 +122,8 @@ impl Model for Replication {
         vec![State {
             wal: 0,
             flushed: vec![0; self.standbys],
-            known: vec![0; self.standbys],
+            known: vec![None; self.standbys],
+            away: vec![false; self.standbys],
             worker: At::Idle,
             sent: 0,
             promoted: None,
@@ -121,7 +138,15 @@ impl Model for Replication {
             actions.push(Action::Commit);
         }
         for standby in 0..self.standbys {
-            actions.extend([Action::Flush(standby), Action::Read(standby)]);
+            actions.push(Action::Read(standby));
+            match state.away[standby] {
+                true => actions.push(Action::Return(standby)),
+                false => actions.push(Action::Flush(standby)),
+            }
+            // Of a list of names, one that is away counts like one that has nothing.
+            if self.pattern && !state.away[standby] {
+                actions.push(Action::Leave(standby));
+            }
             // An operator, or Patroni, promotes a standby only if fewer than a quorum have more WAL.
             let ahead = state
                 .flushed
@@ -141,7 +166,11 @@ impl Model for Replication {
         match action {
             Action::Commit => next.wal += 1,
             Action::Flush(standby) => next.flushed[standby] = (next.flushed[standby] + 1).min(next.wal),
-            Action::Read(standby) => next.known[standby] = next.flushed[standby],
+            Action::Read(standby) => {
+                next.known[standby] = (!next.away[standby]).then_some(next.flushed[standby]);
+            }
+            Action::Leave(standby) => next.away[standby] = true,
+            Action::Return(standby) => next.away[standby] = false,
             Action::Promote(standby) => next.promoted = Some(standby),
             Action::Work => {
                 next.worker = match next.worker {
@@ -184,7 +213,15 @@ fn with(standbys: usize, quorum: usize, mistake: Option<Mistake>) -> Replication
     Replication {
         standbys,
         quorum,
+        pattern: false,
         mistake,
+    }
+}
+
+fn with_pattern(standbys: usize, quorum: usize, mistake: Option<Mistake>) -> Replication {
+    Replication {
+        pattern: true,
+        ..with(standbys, quorum, mistake)
     }
 }
 
@@ -193,6 +230,18 @@ fn a_promoted_standby_has_every_published_event() {
     for (standbys, quorum) in [(1, 0), (1, 1), (2, 0), (2, 1), (3, 2)] {
         assert_holds(with(standbys, quorum, None));
     }
+}
+
+#[test]
+fn a_promoted_standby_of_a_pattern_has_every_published_event() {
+    for (standbys, quorum) in [(1, 1), (2, 1), (2, 2)] {
+        assert_holds(with_pattern(standbys, quorum, None));
+    }
+}
+
+#[test]
+fn if_all_of_a_pattern_were_those_that_are_connected_one_that_was_away_would_have_to_know_more() {
+    assert_breaks(KNOWN, with_pattern(2, 0, Some(Mistake::CountsConnected)));
 }
 
 #[test]
