@@ -9,13 +9,13 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// What a message takes besides its texts and its body, in bytes: about what its structures and the entries for them
-/// take.
-pub const MESSAGE_BYTES: usize = 1024;
+/// What a message takes besides its headers and its body, in bytes: its structures, the entries for them, and those of its
+/// key.
+pub const MESSAGE_BYTES: usize = 6 * 1024;
 /// For how long a destination has messages and answers none before it counts as silent, in ms.
 pub const SILENT_AFTER_MS: u64 = 2_000;
 /// The part of the memory that a destination may use until it answers.
-const UNPROVEN_PART: usize = 1024;
+const UNPROVEN_PART: usize = 512;
 
 /// What a destination has shown so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

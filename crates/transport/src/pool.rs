@@ -28,7 +28,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 /// The most request threads. With a socket each, they fit into the 1,024 descriptors that many systems allow a process.
-const THREADS_MAX: usize = 512;
+const THREADS_MAX: usize = 384;
 /// The most young requests. Not below the highest `concurrency` of a destination.
 const YOUNG_MAX: usize = 64;
 /// Most receivers answer within this time. Shorter, a busy machine would start threads for requests that only wait for

@@ -709,7 +709,7 @@ fn receivers_that_hang_in_the_middle_of_a_backlog_give_their_memory_back() {
         let mut sorted_ms = waits_ms.clone();
         sorted_ms.sort_unstable();
         assert!(
-            sorted_ms[199] <= 13_000 && sorted_ms[195] <= 100,
+            sorted_ms[199] <= 20_000 && sorted_ms[195] <= 100,
             "{hanging}: {waits_ms:?} ms"
         );
         assert_memory_is_bounded(&running);

@@ -36,7 +36,7 @@ impl Bounds {
         of_a_key: 64,
         drains: 8,
         drain_rows: 500,
-        bytes: 16 << 20,
-        memory: 64 << 20,
+        bytes: 8 << 20,
+        memory: 32 << 20,
     };
 }

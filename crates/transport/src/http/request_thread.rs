@@ -17,7 +17,7 @@ use std::io::{self, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use ureq::http::{Request, Response, header};
+use ureq::http::{HeaderName, HeaderValue, Request, Response, header};
 use ureq::unversioned::transport::{Connector, RustlsConnector};
 use ureq::{Agent, Body, Error, Timeout};
 
@@ -26,9 +26,12 @@ const BODY_BYTES_MAX: u64 = 64 * 1024;
 /// The time limit for the body. The status has arrived by then, so a slow body is not worth a longer wait.
 const BODY_LIMIT: Duration = Duration::from_secs(2);
 const ANSWER_HEADER_BYTES_MAX: usize = 32 * 1024;
-/// Larger than the header of an answer, and larger than the limit of a request's header.
-const INPUT_BUFFER_BYTES: usize = 64 * 1024;
-const OUTPUT_BUFFER_BYTES: usize = 128 * 1024;
+/// The buffers of a connection. ureq fills them with zeros, so they take memory, hundreds of times if receivers hang. The input
+/// buffer is larger than the header of an answer, the output buffer larger than a line of the header of a request.
+const INPUT_BUFFER_BYTES: usize = 40 * 1024;
+const OUTPUT_BUFFER_BYTES: usize = 16 * 1024;
+/// The output buffer for a message with longer lines: larger than the limit of all headers together.
+const LARGE_OUTPUT_BUFFER_BYTES: usize = 128 * 1024;
 /// The time within which a closed connection shows. A request that fails later than this is not sent twice.
 const STALE_WITHIN: Duration = Duration::from_secs(1);
 
@@ -86,9 +89,10 @@ fn post(shared: &PostContext, connection: &mut HttpConnection, message: &Publica
         Ok(request) => request,
         Err(reason) => return Verdict::Unsendable(reason),
     };
-    let agent = match agent {
-        Some(agent) => agent,
-        None => match new_agent(&shared.config, line) {
+    let output_bytes = output_buffer_bytes(&request);
+    let agent = match agent.take_if(|agent| agent.config().output_buffer_size() >= output_bytes) {
+        Some(known) => agent.insert(known),
+        None => match new_agent(&shared.config, line, output_bytes) {
             Ok(new) => agent.insert(new),
             Err(text) => return Verdict::trouble(DownReason::TlsFailed, text),
         },
@@ -154,7 +158,18 @@ fn read(endpoint: &RequestBuilder, mut answer: Response<Body>, now: SystemTime) 
     Verdict::of_status(status, &excerpt, retry_after)
 }
 
-fn new_agent(config: &HttpConfig, line: &Arc<Line>) -> Result<Agent, String> {
+/// The size of the output buffer that the request needs.
+fn output_buffer_bytes(request: &Request<&[u8]>) -> usize {
+    let line = |(name, value): (&HeaderName, &HeaderValue)| name.as_str().len() + value.len() + 4;
+    let longest = request.headers().iter().map(line).max().unwrap_or_default();
+    let first = request.uri().path_and_query().map_or(0, |path| path.as_str().len()) + 32;
+    match longest.max(first) <= OUTPUT_BUFFER_BYTES {
+        true => OUTPUT_BUFFER_BYTES,
+        false => LARGE_OUTPUT_BUFFER_BYTES,
+    }
+}
+
+fn new_agent(config: &HttpConfig, line: &Arc<Line>, output_bytes: usize) -> Result<Agent, String> {
     let dialer = Dialer {
         line: Arc::clone(line),
         tls: RustlsConnector::default(),
@@ -172,7 +187,7 @@ fn new_agent(config: &HttpConfig, line: &Arc<Line>) -> Result<Agent, String> {
         .accept_encoding("identity") // compressed bodies could grow when unpacked
         .max_response_header_size(ANSWER_HEADER_BYTES_MAX)
         .input_buffer_size(INPUT_BUFFER_BYTES)
-        .output_buffer_size(OUTPUT_BUFFER_BYTES)
+        .output_buffer_size(output_bytes)
         .max_idle_connections(1)
         .max_idle_connections_per_host(1)
         .max_idle_age(IDLE_MAX)
