@@ -4206,7 +4206,7 @@ set search_path = pg_catalog, pg_temp as $$
 declare
   to_destination constant text := coalesce(outbox_fetch_unpublished.destination, 'default');
   ttl_s constant double precision := ceil(extract(epoch from claim_ttl));
-  bytes_max constant bigint := 33554432; -- as a claim of a worker
+  bytes_max constant bigint := 33554432;
   event_bytes_max constant integer := 15728640; -- EVENT_BYTES_MAX in crates/core
   is_converted constant boolean := getdatabaseencoding() <> 'UTF8';
   piece_bytes_max constant bigint := 4194304; -- of text, read from a source in one step

