@@ -2,7 +2,7 @@
 //! may use. Pure; the engines of a worker share it on its main thread.
 //!
 //! One that has answered later than each of those that are silent may use all memory, a quarter of what is free at a time.
-//! One that is silent gets more only while most is free. Any other one gets enough for some small messages or a large
+//! One that is silent gets more only while half of it is free. Any other one gets enough for some small messages or a large
 //! one until it answers, while a part is free that is kept for those that have. So destinations that hang do not take the
 //! memory of those that work, however many they are.
 
@@ -95,8 +95,8 @@ impl MemoryBudget {
         match standing {
             Standing::Answers => up_to(self.bytes).div_ceil(4),
             Standing::New => unproven(self.bytes / 4 * 3),
-            Standing::Failed => unproven(self.bytes / 2),
-            Standing::Silent => up_to(self.bytes / 4).div_ceil(4),
+            Standing::Failed => unproven(self.bytes / 8 * 5),
+            Standing::Silent => up_to(self.bytes / 2).div_ceil(4),
         }
     }
 }
@@ -158,8 +158,8 @@ mod tests {
         let budget = MemoryBudget::new(ALL);
         let mut taken = Vec::new();
         for (standing, limit) in [
-            (Standing::Silent, ALL / 4),
-            (Standing::Failed, ALL / 2),
+            (Standing::Silent, ALL / 2),
+            (Standing::Failed, ALL / 8 * 5),
             (Standing::New, ALL / 4 * 3),
         ] {
             for _ in 0..10_000 {

@@ -219,7 +219,11 @@ fn an_http_destination_inherits_rules_but_no_credentials() {
         panic!("HTTP")
     };
     assert_eq!((http.concurrency, &http.secret), (3, &None));
-    assert_eq!(target.rules, default().rules);
+    let rules = Rules {
+        one_by_one: true,
+        ..default().rules
+    };
+    assert_eq!(target.rules, rules);
     assert_eq!(target.certificates, Certificates::default());
     assert_eq!(target.confirm_timeout, Duration::from_secs(2));
     let mapping = options(&[
