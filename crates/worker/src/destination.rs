@@ -449,8 +449,7 @@ impl<R: Runtime> Destination<R> {
     /// Called before each wait: sets which answers end it. Returns the longest wait for this destination, in ms.
     /// `polls`: answers cannot wake this worker, so it polls for them after this time, in ms.
     pub fn arm_wake(&mut self, common: &Common<R>, polls: Option<u32>) -> Option<u32> {
-        let has_memory = self.engine.room_in_memory(common.now_ms()) > 0;
-        let has_room = has_memory && self.pass_state(common).has_room();
+        let has_room = self.has_memory(common) && self.pass_state(common).has_room();
         let policy = match common.leaves {
             false => self.engine.wake_policy(common.now_ms(), has_room),
             true => WakePolicy::EACH,
@@ -596,6 +595,11 @@ impl<R: Runtime> Destination<R> {
         self.admission.lacks_memory_since_ms
     }
 
+    /// Whether the memory of the worker allows another claim.
+    fn has_memory(&self, common: &Common<R>) -> bool {
+        self.engine.room_in_memory(common.now_ms()) > 0
+    }
+
     fn has_lacked_memory(&self, common: &Common<R>) -> bool {
         let lacks = |since_ms| common.now_ms() >= since_ms + LACK_REPORTED_AFTER_MS;
         self.connection.is_connected() && self.admission.lacks_memory_since_ms.is_some_and(lacks)
@@ -710,7 +714,7 @@ impl<R: Runtime> Destination<R> {
     fn claim_rows(&mut self, common: &Common<R>, may_claim: bool) -> Result<usize, R::Error> {
         let (runtime, now_ms) = (&common.runtime, common.now_ms());
         // Others may have taken the memory since the allowance was set.
-        let has_memory = self.engine.room_in_memory(now_ms) > 0;
+        let has_memory = self.has_memory(common);
         if self.admission.allowance.is_some() && !has_memory {
             self.admission.lacks_memory(true, now_ms);
         }
@@ -802,11 +806,11 @@ impl<R: Runtime> Destination<R> {
 
     /// The longest wait for this destination, in ms. `may_claim`: no other destination keeps this one from claiming.
     fn wait_ms(&mut self, common: &Common<R>, may_claim: bool) -> u32 {
-        let (state, now_ms) = (self.pass_state(common), common.now_ms());
-        let has_memory = self.engine.room_in_memory(now_ms) > 0;
+        let state = self.pass_state(common);
+        let may_claim = may_claim && self.has_memory(common) && !(common.once && self.engine.has_claimed());
         let state = PassState {
-            enabled: state.enabled && may_claim && has_memory && !(common.once && self.engine.has_claimed()),
-            claims_fast_in_ms: self.engine.claims_fast_in_ms(now_ms).map(|ms| ms as u32),
+            enabled: state.enabled && may_claim,
+            claims_fast_in_ms: self.engine.claims_fast_in_ms(common.now_ms()).map(|ms| ms as u32),
             ..state
         };
         let wait_ms = pass::next(&state).wait_ms;

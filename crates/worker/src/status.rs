@@ -77,24 +77,25 @@ impl ConnectionStatus {
         }
     }
 
-    /// Connected, while messages wait for standbys; `awaited`: which ones.
-    pub fn standby(awaited: &str) -> Self {
+    /// Connected, and messages wait all the same.
+    fn connected(reason: StatusReason, detail: String) -> Self {
         Self {
             state: State::Connected,
-            reason: Some(StatusReason::Standby),
-            detail: Some(awaited.to_owned()),
+            reason: Some(reason),
+            detail: Some(detail),
             remedy: None,
         }
     }
 
+    /// Connected, while messages wait for standbys; `awaited`: which ones.
+    pub fn standby(awaited: &str) -> Self {
+        Self::connected(StatusReason::Standby, awaited.to_owned())
+    }
+
     /// Connected, while the messages of others take the memory of the worker, of this number of bytes.
     pub fn memory(bytes: usize) -> Self {
-        Self {
-            state: State::Connected,
-            reason: Some(StatusReason::Memory),
-            detail: Some(format!("messages in flight take the {} MiB of the worker", bytes >> 20)),
-            remedy: None,
-        }
+        let detail = format!("messages in flight take the {} MiB of the worker", bytes >> 20);
+        Self::connected(StatusReason::Memory, detail)
     }
 
     pub fn down(reason: DownReason, detail: String) -> Self {
@@ -132,15 +133,11 @@ impl ConnectionStatus {
                 messages,
                 seconds,
                 is_alive,
-            } => Self {
-                state: State::Connected,
-                reason: Some(StatusReason::Unconfirmed),
-                detail: Some(format!(
-                    "{messages} unconfirmed for {seconds} s{}",
-                    if is_alive { ", though the broker answers" } else { "" }
-                )),
-                remedy: None,
-            },
+            } => {
+                let though = if is_alive { ", though the broker answers" } else { "" };
+                let detail = format!("{messages} unconfirmed for {seconds} s{though}");
+                Self::connected(StatusReason::Unconfirmed, detail)
+            }
             ConnectionState::Blocked { reason } => Self {
                 remedy: remedy::of_alarm(&reason).map(str::to_owned),
                 ..Self::plain(State::Blocked, Some(reason))

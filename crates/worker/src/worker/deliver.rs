@@ -130,8 +130,8 @@ impl<R: Runtime> Worker<R> {
         Ok((delivered.messages, delivered.wait_ms))
     }
 
-    /// Frees memory if a destination lacks it: what is not on its way is given up, and if there is none, the connection
-    /// whose messages have waited longest for an answer is closed. Returns whether memory is free now.
+    /// Frees memory if a destination lacks it: what is not on its way is given up. If there is none, the connection is
+    /// closed that is silent for long and whose messages take the most. Returns whether anything was given up.
     fn relieve(&mut self) -> bool {
         let lacks = |index: usize| self.destinations[index].lacks_memory_since_ms().is_some();
         if !self.roster.active().any(lacks) {
