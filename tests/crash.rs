@@ -322,13 +322,16 @@ fn a_message_that_crashes_workers_becomes_the_only_dead_letter() {
         let (server, url) = ("foreign data wrapper outbox_http", receiver.url("/"));
         cluster.exec(DB, &format!("create server {name} {server} options (url '{url}')"));
     }
+    // One partition, so that each worker claims the same message first.
     cluster.exec(
         DB,
         &format!(
-            "select outbox_publish('T', '{{}}', 'a', n::text, 'x', destination => to_name)
-             from generate_series(1, {MESSAGES}) n, unnest(array['a', 'b']) to_name"
+            "select outbox_publish('T', '{{}}', null, n::text, 'x', destination => to_name)
+             from (select n from generate_series(1, 30 * {MESSAGES}) n where outbox_partition_of(n::text) = outbox_partition_of('1') limit {MESSAGES}) keys,
+               unnest(array['a', 'b']) to_name"
         ),
     );
+    assert_eq!(count(&cluster, "select count(distinct partition) from outbox"), 1);
     // For each crash: the highest number of charged crashes at one destination, that at the other, and the number of
     // dead letters. The worker tries some messages of each destination together, then fewer, then one message of either
     // destination. At the end only what was claimed with the last one may have been charged.

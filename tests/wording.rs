@@ -188,7 +188,7 @@ fn the_pages_of_errors_name_each_reason_of_a_destination_and_each_sqlstate_that_
     for rare in ["protocol", "closed"] {
         assert!(reasons.remove(rare), "{rare}: see the log of the peer");
     }
-    reasons.extend(["unconfirmed", "standby"].map(str::to_owned)); // the worker adds these
+    reasons.extend(["unconfirmed", "standby", "memory"].map(str::to_owned)); // the worker adds these
     let text = section(TROUBLESHOOTING, "## By reason of a destination");
     let cells = first_cells(text, "| reason | means | fix |");
     let named: BTreeSet<String> = cells.into_iter().flat_map(listed).collect();

@@ -72,11 +72,11 @@ fn an_unreadable_message_becomes_a_dead_letter_and_the_others_are_delivered() {
         "its key cannot be read: it cannot be converted from SQL_ASCII to UTF-8; \
          the event cannot be read: it cannot be converted from SQL_ASCII to UTF-8"
     );
-    let arrived: Vec<_> = all_of(broker, &queue)
-        .iter()
-        .map(|message| message.json()["seq"].clone())
+    let mut arrived: Vec<_> = (all_of(broker, &queue).iter())
+        .map(|message| message.json()["seq"].as_i64())
         .collect();
-    assert_eq!(arrived, [1002, 1004, 1006, 1008]);
+    arrived.sort();
+    assert_eq!(arrived, [1002, 1004, 1006, 1008].map(Some));
     // The worker also goes on after it has read from the tables what an unreadable key blocks.
     cluster.exec(OTHER, "select outbox_publish('Good', '{}', 'o', '1')");
     wait(&cluster, "the next one", "select count(*) = 5 from outbox_history");

@@ -38,7 +38,7 @@ impl WorkErrorKind {
             // In use, canceled or read-only; a transaction rolled back; resources or limits exhausted.
             (_, "55006" | "57014" | "25006", _) | (.., "40" | "53") => Self::NotNow,
             // Rights, objects that this version does not know, features that the server lacks, its configuration.
-            (.., "28" | "42" | "0A" | "F0") => Self::Final,
+            (.., "28" | "42" | "3F" | "0A" | "F0") => Self::Final,
             _ => Self::Failed,
         }
     }
