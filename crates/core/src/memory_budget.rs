@@ -2,9 +2,9 @@
 //! may use. Pure; the engines of a worker share it on its main thread.
 //!
 //! One that has answered later than each of those that are silent may use all memory, a quarter of what is free at a time.
-//! One that is silent gets more only while half of it is free. Any other one gets enough for some small messages or a large
-//! one until it answers, while a part is free that is kept for those that have. So destinations that hang do not take the
-//! memory of those that work, however many they are.
+//! One that is silent gets more only while half of it is free. Any other one gets a small part of what is free until it
+//! answers, while a part is free that is kept for those that have. So destinations that hang do not take the memory of
+//! those that work, however many they are.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -14,8 +14,8 @@ use std::rc::Rc;
 pub const MESSAGE_BYTES: usize = 6 * 1024;
 /// For how long a destination has messages and answers none before it counts as silent, in ms.
 pub const SILENT_AFTER_MS: u64 = 2_000;
-/// The part of the memory that a destination may use until it answers.
-const UNPROVEN_PART: usize = 512;
+/// The part of the free memory that a destination may use until it answers.
+const UNPROVEN_PART: usize = 256;
 
 /// What a destination has shown so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +69,11 @@ impl MemoryBudget {
         self.bytes
     }
 
+    /// The bytes that must be free before a destination that has not answered may take any.
+    pub fn short_of(&self) -> usize {
+        self.taken().saturating_sub(self.bytes / 8 * 5)
+    }
+
     /// The bytes that messages take now.
     pub fn taken(&self) -> usize {
         self.taken.get()
@@ -86,11 +91,8 @@ impl MemoryBudget {
     pub fn room(&self, standing: Standing, sent: usize) -> usize {
         let up_to = |limit: usize| limit.saturating_sub(self.taken());
         let unproven = |limit: usize| {
-            let at_most = match sent {
-                0 => (self.bytes / UNPROVEN_PART).max(1),
-                _ => (self.bytes / UNPROVEN_PART).saturating_sub(sent),
-            };
-            up_to(limit).min(at_most)
+            let part = up_to(limit).div_ceil(UNPROVEN_PART);
+            part.saturating_sub(sent)
         };
         match standing {
             Standing::Answers => up_to(self.bytes).div_ceil(4),

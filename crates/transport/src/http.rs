@@ -47,6 +47,7 @@ const STOP_GRACE_MAX: Duration = Duration::from_secs(5);
 const CUT_LIMIT: Duration = Duration::from_secs(2);
 
 const STOPPED: &str = "the publisher was stopped";
+const THREAD_NEEDED: &str = "its thread was needed for other destinations";
 const KEY_FAILED: &str = "an earlier message of its key failed";
 
 impl Transport for HttpConfig {
@@ -122,6 +123,8 @@ struct Poster {
     why: String,
     /// Whether messages go one at a time, because none was answered since the start or the last pause.
     is_probing: bool,
+    /// Whether the publisher is being stopped, so that requests are cut for that.
+    stops: bool,
 }
 
 impl Poster {
@@ -151,6 +154,7 @@ impl Poster {
             rests_until: None,
             why: String::new(),
             is_probing: true,
+            stops: false,
         })
     }
 
@@ -211,12 +215,14 @@ impl Poster {
             };
             let (handle, connection) = (message.handle, self.connection());
             let line = Arc::clone(&connection.line);
+            let of_request = Arc::clone(&line);
             let (shared, ended) = (Arc::clone(&self.shared), self.ended_tx.clone());
-            slot.begin(Box::new(move || {
+            let job = Box::new(move || {
                 let result = PostResult::of(&message, &shared, connection);
                 drop((message, shared));
                 let _ = ended.send(result); // nothing takes it once the publisher has ended
-            }));
+            });
+            slot.begin(job, Box::new(move || of_request.cut()));
             let downs = self.downs;
             let posting = Posting { slot, line, key, downs };
             self.posting.insert(handle, posting);
@@ -249,12 +255,21 @@ impl Poster {
         let Some(Posting { slot, key, downs, .. }) = self.posting.remove(&handle) else {
             return;
         };
-        if connection.agent.is_some() && !connection.line.is_cut() {
+        let is_cut = connection.line.is_cut();
+        if connection.agent.is_some() && !is_cut {
             self.pool.keep_connection(self.owner, Box::new(connection));
         }
         let took = slot.took();
         slot.end();
         let is_recent = downs == self.downs;
+        let verdict = match verdict {
+            Verdict::Destination { .. } if is_cut && self.stops => Verdict::trouble(DownReason::Closed, STOPPED),
+            Verdict::Destination { .. } if is_cut => {
+                let text = format!("no answer within {} ms, and {THREAD_NEEDED}", took.as_millis());
+                Verdict::trouble(DownReason::Timeout, text)
+            }
+            verdict => verdict,
+        };
         let outcome = match verdict {
             Verdict::Confirmed => {
                 let outcome = Outcome::Confirmed;
@@ -332,7 +347,7 @@ impl Poster {
     /// holds no resource that another thread waits for.
     async fn stop(mut self, StopBy(deadline): StopBy, intake: &mut Intake<'_>) {
         let left = || deadline.saturating_duration_since(std::time::Instant::now());
-        self.why = STOPPED.to_owned();
+        (self.stops, self.why) = (true, STOPPED.to_owned());
         self.lose_waiting();
         self.report(intake);
         let grace_ends = Instant::now() + STOP_GRACE_MAX.min(left() / 3);
@@ -356,12 +371,9 @@ impl Poster {
     /// Handles results until `until`. Returns immediately when no message is on its way.
     async fn finish_until(&mut self, until: Instant, intake: &Intake<'_>) {
         while !self.posting.is_empty() {
-            let Ok(Some(mut ended)) = timeout_at(until, self.ended.recv()).await else {
+            let Ok(Some(ended)) = timeout_at(until, self.ended.recv()).await else {
                 return;
             };
-            if matches!(ended.verdict, Verdict::Destination { .. }) && ended.connection.line.is_cut() {
-                ended.verdict = Verdict::trouble(DownReason::Closed, STOPPED);
-            }
             self.on_outcome(ended, intake);
             self.report(intake);
         }

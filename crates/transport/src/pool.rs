@@ -4,7 +4,7 @@
 //! Used on the publisher thread alone, by each transport and by `publisher_thread`.
 //!
 //! A request holds a thread until it is answered, so destinations that hang can hold many of them for a whole timeout.
-//! Those that work must get a thread nevertheless, and a thousand of them few threads. Three rules decide:
+//! Those that work must get a thread nevertheless, and a thousand of them few threads. Four rules decide:
 //!
 //! - **Young requests are few.** A request counts as young for its first `YOUNG`. Most are answered by then, so
 //!   `YOUNG_MAX` threads serve any number of destinations that answer. One that is not answered by then waits for its
@@ -13,9 +13,8 @@
 //!   destination that is not known to be slow. So neither a destination with many requests at a time nor those that
 //!   hang again and again can take the last thread.
 //! - **First come, first served** among those that wait by these rules.
-//!
-//! What this leaves: of destinations that have never been tried and hang, `THREADS_MAX` together fill the pool, for one
-//! timeout after the start of a worker.
+//! - **A full pool cuts its oldest first request** after `PATIENCE`, while another one waits. Its destination is slow
+//!   then. So destinations that hang before anybody knows delay others by `PATIENCE` for each `THREADS_MAX` of them.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -36,6 +35,8 @@ const YOUNG_MAX: usize = 64;
 const YOUNG: Duration = Duration::from_millis(200);
 /// A destination whose last request failed after a longer time is slow.
 const SLOW: Duration = Duration::from_secs(1);
+/// How long the first request of a destination keeps its thread while another destination needs it.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// How long an idle connection or thread is kept. Servers close idle connections, some after 5 s. The thread notices
 /// that, except for a connection that is closed just now.
 pub(crate) const IDLE_MAX: Duration = Duration::from_secs(15);
@@ -63,6 +64,8 @@ fn admits(busy: usize, young: usize, has_share: bool) -> bool {
 
 /// A request. It must not panic.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
+/// Ends the wait of a request.
+pub(crate) type Cut = Box<dyn Fn()>;
 /// An idle connection of a destination: what `http` makes of it.
 type KeptConnection = Box<dyn Any>;
 
@@ -86,8 +89,8 @@ pub struct RequestPool {
 #[derive(Default)]
 struct PoolState {
     last_id: u64,
-    /// When each request began, in order.
-    busy: BTreeMap<u64, Instant>,
+    /// The requests that have a thread, in the order in which they got it.
+    busy: BTreeMap<u64, Busy>,
     /// The destinations that wait for a thread, and whether each has had a share.
     waiting: VecDeque<(bool, Rc<Turn>)>,
     /// Idle threads as a stack. The thread that was used last is used first, so the others end.
@@ -98,18 +101,57 @@ struct PoolState {
     refused_until: Option<Instant>,
 }
 
+struct Busy {
+    since: Instant,
+    has_share: bool,
+    is_cut: bool,
+    cut: Option<Cut>,
+}
+
 impl PoolState {
     /// The number of young requests. None: no thread is left, and the system refuses to start one.
     fn young(&self, now: Instant) -> Option<usize> {
-        let young = self.busy.values().rev().take_while(|began| now < **began + YOUNG);
+        let young = (self.busy.values().rev()).take_while(|busy| now < busy.since + YOUNG);
         let may_start = !self.idle.is_empty() || self.refused_until.is_none_or(|until| now >= until);
         may_start.then(|| young.count())
     }
 
-    fn begin(&mut self, now: Instant) -> u64 {
+    fn begin(&mut self, has_share: bool, now: Instant) -> u64 {
         self.last_id += 1;
-        self.busy.insert(self.last_id, now);
+        let busy = Busy {
+            since: now,
+            has_share,
+            is_cut: false,
+            cut: None,
+        };
+        self.busy.insert(self.last_id, busy);
         self.last_id
+    }
+
+    /// How many first requests wait because the pool is full, while no other one was cut for them.
+    fn short_of(&self) -> usize {
+        if self.busy.len() < THREADS_MAX {
+            return 0;
+        }
+        let waiting = self.waiting.iter().filter(|(has_share, _)| !has_share).count();
+        let cut = self.busy.values().filter(|busy| busy.is_cut).count();
+        waiting.saturating_sub(cut)
+    }
+
+    /// The first requests that may be cut, the oldest first.
+    fn first_requests(&mut self) -> impl Iterator<Item = &mut Busy> {
+        (self.busy.values_mut()).filter(|busy| !busy.has_share && !busy.is_cut && busy.cut.is_some())
+    }
+
+    fn cut_oldest(&mut self, now: Instant) {
+        let short_of = self.short_of();
+        let is_old = |busy: &&mut Busy| now >= busy.since + PATIENCE;
+        for busy in self.first_requests().take_while(is_old).take(short_of) {
+            busy.is_cut = true;
+            if let Some(cut) = busy.cut.take() {
+                cut();
+            }
+        }
     }
 }
 
@@ -167,9 +209,12 @@ impl ThreadSlot {
         }
     }
 
-    /// Starts the request on the thread.
-    pub(crate) fn begin(&mut self, job: Job) {
+    /// Starts the request on the thread. `cut` is called if another destination needs the thread.
+    pub(crate) fn begin(&mut self, job: Job, cut: Cut) {
         self.began = Instant::now();
+        if let Some(busy) = self.pool.state.borrow_mut().busy.get_mut(&self.id) {
+            busy.cut = Some(cut);
+        }
         if let Some(thread) = &self.thread {
             // The thread ends only when its channel closes, so the send cannot fail.
             let _ = thread.send(job);
@@ -223,7 +268,7 @@ impl RequestPool {
             .young(now)
             .is_some_and(|young| admits(state.busy.len(), young, has_share))
         {
-            let id = state.begin(now);
+            let id = state.begin(has_share, now);
             drop(state);
             return Some(self.slot(id, now));
         }
@@ -272,20 +317,21 @@ impl RequestPool {
         let Some(mut young) = state.young(now) else { return };
         let mut at = 0;
         while young < YOUNG_MAX
-            && let Some((has_share, _)) = state.waiting.get(at)
+            && let Some(&(has_share, _)) = state.waiting.get(at)
         {
-            if !admits(state.busy.len(), young, *has_share) {
+            if !admits(state.busy.len(), young, has_share) {
                 at += 1;
                 continue;
             }
             young += 1;
-            let id = state.begin(now);
+            let id = state.begin(has_share, now);
             if let Some((_, turn)) = state.waiting.remove(at) {
                 turn.is_waiting.set(false);
                 turn.slot.set(Some(self.slot(id, now)));
                 turn.came.notify_one();
             }
         }
+        state.cut_oldest(now);
     }
 
     // ---- connections ------------------------------------------------------------------------------------------------
@@ -352,9 +398,13 @@ impl RequestPool {
         let first_idle = state.idle.iter().map(|(since, _)| *since).min();
         let idle = first_idle.into_iter().chain(state.kept.front().map(|kept| kept.since));
         let ages = (state.busy.values())
-            .map(|began| *began + YOUNG)
+            .map(|busy| busy.since + YOUNG)
             .find(|ages| *ages > now);
-        let turn = ages.into_iter().chain(state.refused_until.filter(|until| *until > now));
+        let is_short = state.short_of() > 0;
+        let cut = (state.first_requests().next())
+            .map(|oldest| oldest.since + PATIENCE)
+            .filter(|_| is_short);
+        let turn = (ages.into_iter().chain(cut).chain(state.refused_until)).filter(|due| *due > now);
         let turn = turn.filter(|_| !state.waiting.is_empty());
         idle.map(|since| since + IDLE_MAX).chain(turn).min()
     }
@@ -383,7 +433,8 @@ mod tests {
 
     fn later(pool: &Rc<RequestPool>) -> Instant {
         let state = pool.state.borrow();
-        state.busy.values().max().copied().expect("a request") + YOUNG
+        let since = state.busy.values().map(|busy| busy.since);
+        since.max().expect("a request") + YOUNG
     }
 
     #[test]
@@ -427,6 +478,41 @@ mod tests {
         assert!(asked.is_some() || works[0].slot.take().is_some());
         slow.iter().for_each(|turn| pool.leave(turn));
         assert!(pool.state.borrow().waiting.is_empty());
+    }
+
+    #[test]
+    fn a_full_pool_cuts_the_oldest_request_of_a_destination_that_is_not_slow() {
+        let pool = Rc::new(RequestPool::default());
+        let (hanging, others) = (turns(THREADS_MAX), turns(2));
+        let cut = Rc::new(RefCell::new(Vec::new()));
+        let mut slots = Vec::new();
+        for (number, turn) in hanging.iter().enumerate() {
+            let mut slot = pool.ask(turn, number < 10).unwrap_or_else(|| {
+                pool.give_turns(later(&pool));
+                turn.slot.take().expect("a turn")
+            });
+            let cut = Rc::clone(&cut);
+            slot.begin(Box::new(|| {}), Box::new(move || cut.borrow_mut().push(number)));
+            slots.push(slot);
+        }
+        assert!(pool.ask(&others[0], FIRST).is_none());
+        let oldest = pool
+            .state
+            .borrow_mut()
+            .first_requests()
+            .next()
+            .expect("a request")
+            .since;
+        pool.give_turns(oldest + PATIENCE - YOUNG);
+        assert!(cut.borrow().is_empty(), "each has its time");
+        (0..2).for_each(|_| pool.give_turns(oldest + PATIENCE));
+        assert_eq!(*cut.borrow(), [10], "one for each that waits");
+        assert!(pool.ask(&others[1], ANOTHER).is_none());
+        pool.give_turns(oldest + PATIENCE);
+        assert_eq!(*cut.borrow(), [10], "none for one that has a share");
+        drop(slots.remove(10));
+        pool.give_turns(later(&pool));
+        assert!(pool.ask(&others[0], FIRST).is_some());
     }
 
     #[test]

@@ -16,6 +16,8 @@ const RETRY_START: Duration = Duration::from_secs(1);
 /// How long a connection that is replaced may take to close. No pass waits for it; a third of it is for the answers to
 /// messages on their way.
 const CLOSE: Duration = Duration::from_secs(3);
+/// The same for one whose messages have had no answer for long.
+const GIVE_UP: Duration = Duration::from_millis(600);
 
 /// The answers to messages that the publisher brought.
 pub type Outcomes = Vec<Answered>;
@@ -64,9 +66,13 @@ impl<P: DestinationPublisher> Connection<P> {
     /// Begins to close the connection. Once `take` says that it is closed, `ensure` starts another, without a wait after a
     /// failed start.
     pub fn close(&mut self, reason: &'static str, now: Instant) {
+        self.close_within(CLOSE, reason, now);
+    }
+
+    fn close_within(&mut self, limit: Duration, reason: &'static str, now: Instant) {
         self.next_start = now;
         if let Some(publisher) = &self.publisher {
-            publisher.request_stop(CLOSE);
+            publisher.request_stop(limit);
             self.closing = Some(reason);
             self.status = ConnectionStatus::plain(State::Connecting, None);
         }
@@ -75,7 +81,7 @@ impl<P: DestinationPublisher> Connection<P> {
     /// The same for a connection whose messages got no answer: the next one begins with one message.
     pub fn give_up(&mut self, reason: &'static str, now: Instant) {
         self.slow_start.went_down();
-        self.close(reason, now);
+        self.close_within(GIVE_UP, reason, now);
     }
 
     pub fn is_closed(&self) -> bool {

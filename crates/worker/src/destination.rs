@@ -622,6 +622,14 @@ impl<R: Runtime> Destination<R> {
         (silent_ms >= self.patience_ms && !self.connection.is_closing()).then_some(bytes)
     }
 
+    /// What its messages take, in bytes, if its connection is being closed, so that it will be free soon.
+    pub fn closing_bytes(&self, common: &Common<R>) -> usize {
+        let silent = self.engine.silent(common.now_ms());
+        silent
+            .filter(|_| self.connection.is_closing())
+            .map_or(0, |(_, bytes)| bytes)
+    }
+
     /// Closes the connection. Its messages are released once it is closed.
     pub fn give_up_connection(&mut self, common: &Common<R>) {
         let runtime = &common.runtime;

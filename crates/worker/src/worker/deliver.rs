@@ -130,8 +130,9 @@ impl<R: Runtime> Worker<R> {
         Ok((delivered.messages, delivered.wait_ms))
     }
 
-    /// Frees memory if a destination lacks it: what is not on its way is given up. If there is none, the connection is
-    /// closed that is silent for long and whose messages take the most. Returns whether anything was given up.
+    /// Frees memory if a destination lacks it: what is not on its way is given up. If there is none, connections are
+    /// closed that are silent for long, those whose messages take the most first, until enough is free. Returns whether
+    /// anything was given up.
     fn relieve(&mut self) -> bool {
         let lacks = |index: usize| self.destinations[index].lacks_memory_since_ms().is_some();
         if !self.roster.active().any(lacks) {
@@ -141,11 +142,23 @@ impl<R: Runtime> Worker<R> {
         for index in self.roster.active() {
             is_free |= self.destinations[index].yield_memory(&self.common);
         }
+        if is_free {
+            return true;
+        }
         let stuck = |index: usize| Some((self.destinations[index].stuck_bytes(&self.common)?, index));
-        if !is_free && let Some((_, index)) = self.roster.active().filter_map(stuck).max() {
+        let mut stuck: Vec<(usize, usize)> = self.roster.active().filter_map(stuck).collect();
+        stuck.sort_unstable_by(|one, other| other.cmp(one));
+        let closing = |index: usize| self.destinations[index].closing_bytes(&self.common);
+        let mut coming: usize = self.roster.active().map(closing).sum();
+        let short_of = self.common.memory.short_of().max(1);
+        for (bytes, index) in stuck {
+            if coming >= short_of {
+                break;
+            }
+            coming += bytes;
             self.destinations[index].give_up_connection(&self.common);
         }
-        is_free
+        false
     }
 
     /// Whether the step may wait for the disk or for a lock.
