@@ -43,7 +43,7 @@ fn a_receiver_fails_on_one_message(what: &str, fails: impl Fn() -> Reply + Send 
     (0..20).for_each(|n| _ = cluster.publish(Event::new(n).key(n.to_string()).to("hook")));
     // Others come all the time.
     wait_until(&format!("{what}: a dead letter"), LONG, || {
-        cluster.publish(Event::new("later").to("hook"));
+        cluster.publish(Event::new("later").key("later").to("hook"));
         cluster.query_one(DB, "select exists (select from outbox_dead)")
     });
     wait_drained(&cluster);
@@ -61,6 +61,12 @@ fn a_message_that_a_receiver_fails_on_ends_as_the_only_dead_letter() {
                 a_receiver_fails_on_one_message(&what, move || Reply::status(status), &what)
             });
         }
+        let asks_for_a_pause = || Reply::Answer {
+            status: 503,
+            headers: "retry-after: 1\r\n".to_owned(),
+            body: String::new(),
+        };
+        scope.spawn(move || a_receiver_fails_on_one_message("a pause", asks_for_a_pause, "HTTP 503"));
         scope.spawn(|| a_receiver_fails_on_one_message("a reset", || Reply::Close, "closed the connection"));
         scope.spawn(|| a_receiver_fails_on_one_message("silence", || Reply::Hang, "no answer"));
     });

@@ -113,14 +113,12 @@ fn a_receiver_that_asks_for_a_pause_gets_it_and_no_other_destination_waits() {
     let cluster = http_cluster(&[]);
     destination(&cluster, "busy", &busy.url("/"), "");
     destination(&cluster, "other", &other.url("/"), "");
-    cluster.publish_run("busy", "k", 3);
-    let detail = wait_for_reason(&cluster, "busy", "unavailable");
-    assert_eq!(detail, "HTTP 503 Service Unavailable");
-    let problem = wait_for_problem(&cluster, "broker");
-    assert_eq!(
-        problem,
-        "busy: the receiver reports that it is not available: HTTP 503 Service Unavailable"
-    );
+    (0..3).for_each(|n| _ = cluster.publish(Event::new(n).key(n.to_string()).to("busy")));
+    // Two of them are asked to wait, so it is the destination that asks.
+    let says = "select coalesce(bool_or(problem like 'the receiver reports that it is not available: HTTP 503 Service Unavailable; it rests until %GMT'), false)
+                from outbox_health where \"check\" = 'broker'";
+    wait_true(&cluster, "health to say until when it rests", says);
+    assert!(wait_for_reason(&cluster, "busy", "unavailable").contains("; it rests until "));
     // A destination whose answers ask for no pause is tried again with growing pauses.
     let asks_nothing = Receiver::start(|_| Reply::status(503));
     destination(&cluster, "impatient", &asks_nothing.url("/"), "");
@@ -128,19 +126,22 @@ fn a_receiver_that_asks_for_a_pause_gets_it_and_no_other_destination_waits() {
     cluster.publish_run("other", "k", 20);
     wait_published(&cluster, 20);
     wait_for_requests(&asks_nothing, 4);
-    assert_eq!(busy.requests().len(), 1, "the receiver asked for a pause of an hour");
-    // All messages are back in the outbox, and none is charged.
+    assert_eq!(busy.requests().len(), 2, "the receiver asked for a pause of an hour");
+    // None is charged, and those that it asked for wait as long as retry_after_max.
     wait_true(
         &cluster,
         "the messages of busy to wait",
-        "select count(*) = 3 and max(attempts) = 0 and bool_and(claim_token is null) from outbox where destination = 'busy'",
+        "select count(*) = 1 and bool_and(claim_token is null) from outbox where destination = 'busy'",
     );
+    let asked = "select count(*) = 2 and max(attempts) = 0 and bool_and(due_at - now() between '4 min' and '5 min')
+                 from outbox_waiting where destination = 'busy'";
+    wait_true(&cluster, "those that were sent to wait for five minutes", asked);
     // Another address owes it no pause.
     cluster.exec(
         DB,
         &format!("alter server busy options (set url '{}')", other.url("/moved")),
     );
-    wait_published(&cluster, 23);
+    wait_published(&cluster, 21);
     wait_true(
         &cluster,
         "busy to be connected",
@@ -236,6 +237,30 @@ impl Rude {
 
     fn wait_for_connections(&self, count: usize) {
         wait_until("repeated attempts", LONG, || self.connections() >= count);
+    }
+}
+
+/// As one whose account is over its limit.
+#[test]
+fn a_receiver_that_asks_for_a_pause_for_one_message_gets_the_others() {
+    for status in [429, 503] {
+        let receiver = Receiver::start(move |request| match request.label().starts_with("blocked") {
+            true => answer(status, "retry-after: 3600.0\r\n", ""),
+            false => Reply::status(200),
+        });
+        let cluster = http_cluster(&[]);
+        destination(&cluster, "hook", &receiver.url("/"), "");
+        cluster.publish(Event::new("blocked").key("blocked").to("hook"));
+        cluster.publish_run("hook", "k", 62);
+        wait_published(&cluster, 62);
+        let waits = "select attempts = 0 and due_at - now() between '4 min' and '5 min' and last_error like '%HTTP ' || $$__$$ || '%'
+                     from outbox_waiting";
+        wait_true(
+            &cluster,
+            "the other one to wait",
+            &waits.replace("__", &status.to_string()),
+        );
+        wait_healthy(&cluster, "broker");
     }
 }
 

@@ -106,6 +106,13 @@ pub enum Outcome {
     /// Sent, and then the connection ended, the destination failed, or no answer came in time; the message may have
     /// arrived. `alone`: no other message was on its way, or the failure was the answer to this one.
     Unanswered { reason: String, alone: bool },
+    /// The destination asks for a pause (HTTP 429, or `Retry-After`): the message must not be sent again for `after_ms`.
+    /// `is_limit`: because of the number of requests, so the message cannot be at fault.
+    Postponed {
+        reason: String,
+        after_ms: u64,
+        is_limit: bool,
+    },
     /// Not sent: there was no connection, the publisher ended, or an earlier message of its key failed.
     Lost { reason: String },
     /// Not sent: the broker blocks publishers (memory or disk alarm).
@@ -119,9 +126,12 @@ impl Outcome {
     pub fn is_answer(&self) -> bool {
         match self {
             Self::Confirmed | Self::Nacked | Self::Failed { .. } | Self::Returned { .. } | Self::Refused { .. } => true,
-            Self::Unsendable { .. } | Self::Unanswered { .. } | Self::Lost { .. } | Self::Blocked | Self::Expired => {
-                false
-            }
+            Self::Unsendable { .. }
+            | Self::Unanswered { .. }
+            | Self::Postponed { .. }
+            | Self::Lost { .. }
+            | Self::Blocked
+            | Self::Expired => false,
         }
     }
 

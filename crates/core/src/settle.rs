@@ -94,6 +94,16 @@ pub enum Disposition {
     Wait,
 }
 
+impl Disposition {
+    /// The same, but a message that is sent again is not due before `after_ms`.
+    pub fn not_before(mut self, after_ms: u64) -> Self {
+        if let Self::Retry { delay_ms, .. } | Self::Defer { delay_ms, .. } = &mut self {
+            *delay_ms = after_ms.max(*delay_ms);
+        }
+        self
+    }
+}
+
 /// What outbox_internal.settle() does with the row of a message. It takes the letter of the action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
@@ -249,6 +259,7 @@ pub fn decide(outcome: &Outcome, attempts_before: u32, policy: &RetryPolicy, see
         Outcome::Unanswered { reason, .. } | Outcome::Lost { reason } => Disposition::Release {
             reason: one_line(reason, ""),
         },
+        Outcome::Postponed { reason, after_ms, .. } => defer(reason, 1, policy, seed).not_before(*after_ms),
         Outcome::Blocked => Disposition::Release {
             reason: "the broker blocks publishers".to_owned(),
         },
@@ -404,6 +415,21 @@ mod tests {
                 matches!(decide(&outcome, 99, &POLICY, 1), Disposition::Release { .. }),
                 "{outcome:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_message_that_is_postponed_is_due_after_the_pause_that_the_destination_asks_for() {
+        for (after_ms, due_ms) in [(0, 100..=125), (90_000, 90_000..=90_000)] {
+            let postponed = Outcome::Postponed {
+                reason: "HTTP 429".into(),
+                after_ms,
+                is_limit: true,
+            };
+            match decide(&postponed, 99, &POLICY, 1) {
+                Disposition::Defer { delay_ms, .. } => assert!(due_ms.contains(&delay_ms), "{delay_ms}"),
+                other => panic!("{other:?}"),
+            }
         }
     }
 

@@ -15,6 +15,7 @@ mod order;
 mod request;
 mod request_thread;
 
+pub(crate) use config::RETRY_AFTER_MAX;
 pub use config::{HttpAuth, HttpConfig};
 pub(crate) use request::check_credentials;
 
@@ -37,7 +38,7 @@ use std::collections::HashMap;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
@@ -121,6 +122,8 @@ struct Poster {
     rests_until: Option<Instant>,
     /// The reason for the pause.
     why: String,
+    /// Whether the last answer asked for a pause. If the next message is asked, too, the destination gets it.
+    has_asked: bool,
     /// Whether messages go one at a time, because none was answered since the start or the last pause.
     is_probing: bool,
     /// Whether the publisher is being stopped, so that requests are cut for that.
@@ -153,6 +156,7 @@ impl Poster {
             downs: 0,
             rests_until: None,
             why: String::new(),
+            has_asked: false,
             is_probing: true,
             stops: false,
         })
@@ -205,7 +209,7 @@ impl Poster {
                 Err((error, false)) => {
                     let fault = Fault::of_call(DownReason::ProcessLimit, &error, "no thread can be started");
                     drop(slot);
-                    self.go_down(fault, None, intake);
+                    self.go_down(&fault, None, intake);
                     break;
                 }
             }
@@ -275,6 +279,7 @@ impl Poster {
                 let outcome = Outcome::Confirmed;
                 self.outcomes.push(Answered { handle, outcome, at });
                 self.order.confirmed(key);
+                self.has_asked = false;
                 if is_recent {
                     (self.is_probing, self.is_slow) = (false, false);
                     self.backoff.restart();
@@ -282,13 +287,14 @@ impl Poster {
                 return;
             }
             Verdict::Message(outcome) => {
+                self.has_asked = false;
                 self.is_probing &= !is_recent;
                 self.is_slow &= !is_recent;
                 outcome
             }
             Verdict::Unsendable(reason) => Outcome::Unsendable { reason },
             Verdict::Destination {
-                fault,
+                mut fault,
                 retry_after,
                 is_answer,
             } => {
@@ -302,17 +308,35 @@ impl Poster {
                     DownReason::Timeout | DownReason::Closed | DownReason::Protocol => self.pool.forget(self.owner),
                     _ => {}
                 }
-                match (is_recent, self.rests_until) {
-                    (true, _) => self.go_down(fault, retry_after, intake),
-                    // This message was sent before the failure that began the pause; its answer may ask for a longer
-                    // one.
-                    (false, Some(until)) => {
-                        let after = retry_after.map(|after| Instant::now() + after);
-                        self.rests_until = Some(after.map_or(until, |after| after.max(until)));
+                let is_limit = fault.reason == DownReason::Throttled;
+                let asked = retry_after.map(|after| after.min(self.shared.config.retry_after_max));
+                // This message alone waits as long as the answer asks, unless that is the answer to others, too.
+                let rest = asked.filter(|_| self.has_asked);
+                self.has_asked |= asked.is_some();
+                if let Some(after) = asked.filter(|after| *after > self.shared.config.backoff_max) {
+                    let until = httpdate::fmt_http_date(SystemTime::now() + after);
+                    let what = if rest.is_some() {
+                        "it rests"
+                    } else {
+                        "the message waits"
+                    };
+                    fault.detail = format!("{}; {what} until {until}", fault.detail);
+                }
+                match (is_recent, self.rests_until, rest) {
+                    (true, ..) => self.go_down(&fault, rest, intake),
+                    // It was sent before the failure that began the pause.
+                    (false, Some(until), Some(rest)) if Instant::now() + rest > until => {
+                        self.rests_until = Some(Instant::now() + rest);
+                        intake.report_down(&fault);
                     }
-                    (false, None) => {}
+                    (false, ..) => {}
                 }
                 match is_answer {
+                    _ if asked.is_some() || is_limit => Outcome::Postponed {
+                        reason,
+                        after_ms: asked.map_or(0, |after| after.as_millis() as u64),
+                        is_limit,
+                    },
                     true => Outcome::Unanswered { reason, alone: true },
                     false => Outcome::Lost { reason },
                 }
@@ -326,13 +350,13 @@ impl Poster {
     // ---- the destination --------------------------------------------------------------------------------------------
 
     /// Begins a pause. Waiting messages are given back; messages on their way may still arrive.
-    fn go_down(&mut self, fault: Fault, retry_after: Option<Duration>, intake: &Intake<'_>) {
-        let pause = self.backoff.next().max(retry_after.unwrap_or_default());
+    fn go_down(&mut self, fault: &Fault, asked: Option<Duration>, intake: &Intake<'_>) {
+        let pause = self.backoff.next().max(asked.unwrap_or_default());
         self.rests_until = Some(Instant::now() + pause);
         self.downs += 1;
         self.why = fault.to_string();
         self.lose_waiting();
-        intake.report_down(&fault);
+        intake.report_down(fault);
     }
 
     fn resume(&mut self, intake: &Intake<'_>) {

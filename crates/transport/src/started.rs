@@ -119,6 +119,7 @@ impl Starter {
             timeout: target.confirm_timeout,
             min_send_rate: target.min_send_rate,
             concurrency: http.concurrency,
+            retry_after_max: http.retry_after_max,
             connection_name: name.to_owned(),
             deadline: self.deadline.clone(),
             ..HttpConfig::new(http.address()?)

@@ -8,7 +8,7 @@ mod options;
 pub use options::{Kind, Level, Options, Refused, check, described, routing_template, split};
 
 use crate::amqp::ExchangeType;
-use crate::http::HttpAuth;
+use crate::http::{HttpAuth, RETRY_AFTER_MAX};
 use crate::secret::Secret;
 use crate::ssrf::AllowList;
 use crate::url::{AmqpAddress, HttpAddress, parse_http_url, parse_url};
@@ -83,6 +83,8 @@ pub struct Http {
     pub secret_headers: Vec<(String, Secret)>,
     /// The most requests at a time.
     pub concurrency: usize,
+    /// The longest pause that an answer can ask for.
+    pub retry_after_max: Duration,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -190,6 +192,7 @@ impl Http {
     fn plain() -> Self {
         Self {
             concurrency: 8,
+            retry_after_max: RETRY_AFTER_MAX,
             ..Self::default()
         }
     }

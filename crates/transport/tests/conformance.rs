@@ -539,7 +539,10 @@ fn key_of(handle: u64) -> String {
 }
 
 fn is_lost(outcome: &Outcome) -> bool {
-    matches!(outcome, Outcome::Lost { .. } | Outcome::Unanswered { .. })
+    matches!(
+        outcome,
+        Outcome::Lost { .. } | Outcome::Unanswered { .. } | Outcome::Postponed { .. }
+    )
 }
 
 fn is_down(state: &ConnectionState) -> bool {

@@ -17,7 +17,11 @@ use support::{DEADLINE, Desk, resolver, threads, threads_named};
 const KEY_FAILED: &str = "an earlier message of its key failed";
 
 fn is_lost(outcome: &Outcome, text: &str) -> bool {
-    matches!(outcome, Outcome::Unanswered { reason, .. } | Outcome::Lost { reason } if reason.contains(text))
+    matches!(
+        outcome,
+        Outcome::Unanswered { reason, .. } | Outcome::Postponed { reason, .. } | Outcome::Lost { reason }
+        if reason.contains(text)
+    )
 }
 
 fn downs(desk: &Desk) -> usize {
@@ -166,7 +170,7 @@ fn each_status_has_its_outcome() {
                 Outcome::Confirmed => ("", "confirmed"),
                 Outcome::Refused { reason } => (reason.as_str(), "refused"),
                 Outcome::Failed { reason } => (reason.as_str(), "failed"),
-                Outcome::Lost { reason } | Outcome::Unanswered { reason, .. } => (reason.as_str(), "down"),
+                Outcome::Unanswered { reason, .. } | Outcome::Postponed { reason, .. } => (reason.as_str(), "down"),
                 other => panic!("{sent_code}: {other:?}"),
             };
             assert_eq!(found, meaning, "{sent_code}: {outcome:?}");
@@ -283,9 +287,22 @@ fn the_pause_grows_and_one_success_resets_it() {
     desk.stop();
 }
 
+/// The pause that the destination asks for with this message, in seconds; `is_limit` is as expected.
+fn postponed_s(desk: &Desk, handle: u64, is_limit: bool) -> u64 {
+    match &desk.outcomes[&handle] {
+        Outcome::Postponed {
+            after_ms,
+            is_limit: limit,
+            ..
+        } if *limit == is_limit => after_ms.div_ceil(1000),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn retry_after_is_honoured_in_seconds_and_as_a_date() {
     for (code, as_date) in [(503, false), (429, true)] {
+        let is_limit = code == 429;
         let paused_for = |seconds: u64| {
             Receiver::start(move |_| {
                 let value = match as_date {
@@ -295,30 +312,43 @@ fn retry_after_is_honoured_in_seconds_and_as_a_date() {
                 with(code, &format!("retry-after: {value}\r\n"), "")
             })
         };
-        // A date has whole seconds: of two seconds, at least one is left.
+        // The first message that is asked to wait does so alone. A date has whole seconds: of two, at least one is left.
         let receiver = paused_for(if as_date { 2 } else { 1 });
         let mut desk = Desk::start(receiver.config());
-        let started = Instant::now();
         desk.publish(vec![message(1)]);
         until_back(&mut desk, 1);
+        assert!((1..=2).contains(&postponed_s(&desk, 1, is_limit)));
+        let started = Instant::now();
+        desk.publish(vec![message(2)]);
+        until_back(&mut desk, 2);
         let paused = started.elapsed();
         assert!(paused >= Duration::from_millis(999), "{paused:?}");
-        assert_eq!(receiver.requests().len(), 1);
+        assert_eq!(receiver.requests().len(), 2);
         desk.stop();
 
-        // During the pause every message comes back at once, and none is sent.
+        // During the pause every message comes back at once, and none is sent. The longest pause is that of the config.
         let receiver = paused_for(3600);
         let mut desk = Desk::start(receiver.config());
-        desk.publish(vec![message(1)]);
-        desk.until_down();
-        desk.publish(vec![message(2), of_key(3, "k")]);
-        desk.until_answered(3);
+        for handle in [1, 2] {
+            desk.publish(vec![message(handle)]);
+            desk.until_answered(handle as usize);
+            assert_eq!(postponed_s(&desk, handle, is_limit), 300);
+            let (count, says) = [(1, "; the message waits until "), (2, "; it rests until ")][handle as usize - 1];
+            desk.until("down", |desk| downs(desk) == count);
+            let is_down = |state: &&ConnectionState| matches!(state, ConnectionState::Down { detail, .. } if detail.contains(says));
+            assert!(desk.states.iter().any(|state| is_down(&state)), "{:?}", desk.states);
+            if count == 1 {
+                until_back(&mut desk, count);
+            }
+        }
+        desk.publish(vec![message(3), of_key(4, "k")]);
+        desk.until_answered(4);
         assert!(
-            desk.outcomes.values().all(|outcome| is_lost(outcome, "HTTP ")),
+            [3, 4].iter().all(|handle| is_lost(&desk.outcomes[handle], "HTTP ")),
             "{:?}",
             desk.outcomes
         );
-        assert_eq!(receiver.requests().len(), 1);
+        assert_eq!(receiver.requests().len(), 2);
         desk.stop();
     }
 }
@@ -618,13 +648,13 @@ fn a_failure_of_a_request_sent_before_the_pause_is_no_new_failure() {
         desk.until_answered(next as usize + 1);
         both_sent(&mut desk, next + 1);
         let count = downs(&desk) + 1;
-        answers[0].send((503, "")).unwrap();
+        answers[0].send((503, "retry-after: 0\r\n")).unwrap();
         desk.until("down", |desk| downs(desk) == count);
         let started = Instant::now();
         answers[1].send((429, "retry-after: 1\r\n")).unwrap();
         desk.until_answered(next as usize + 3);
         let in_pause = matches!(desk.answered_in[&(next + 2)], ConnectionState::Down { .. });
-        until_back(&mut desk, count);
+        until_back(&mut desk, count + usize::from(in_pause));
         let paused = started.elapsed();
         if in_pause {
             assert!(paused > Duration::from_millis(900), "{paused:?}");

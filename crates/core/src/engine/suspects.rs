@@ -1,5 +1,5 @@
 //! Messages that may make their destination fail: each time one of them is sent the connection ends, the receiver
-//! answers 503, or a queue refuses it. Called by the engine when messages end, on the worker's main thread.
+//! answers 503 or asks for a pause, or a queue refuses it. Called by the engine when messages end, on the worker's main thread.
 //!
 //! A failure of the destination costs no message an attempt, so such a message would be sent for ever, and take its
 //! neighbours along. A message is at fault if it fails alone while others arrive. So a suspect goes alone, and lets
@@ -11,6 +11,7 @@
 use crate::message::{Outcome, Pointer};
 use crate::partition::Partition;
 use crate::settle::{self, Disposition, RetryPolicy};
+use std::mem::{Discriminant, discriminant};
 
 /// A message goes alone after this number of failures of the connection while it was on its way. After the first one
 /// its neighbours are more likely to be innocent: most failures are restarts.
@@ -24,8 +25,8 @@ struct Suspect {
     among_others: u32,
     /// Failures alone in a row that were not charged, all of one kind.
     alone: u32,
-    /// Whether these were refusals of a queue.
-    is_refused: bool,
+    /// The kind of these failures.
+    kind: Option<Discriminant<Outcome>>,
     /// Whether the failure took others along, so that it must go alone.
     is_contagious: bool,
     /// The counts of others when it last failed alone.
@@ -89,7 +90,7 @@ impl Suspects {
                 suspect.is_contagious |= suspect.among_others >= FAILURES_ALONE;
                 return decide(outcome);
             }
-            Outcome::Unanswered { reason, alone: true } => (reason.as_str(), true),
+            Outcome::Unanswered { reason, alone: true } | Outcome::Postponed { reason, .. } => (reason.as_str(), true),
             Outcome::Nacked => (settle::NACKED, false),
             Outcome::Lost { .. } | Outcome::Blocked => return decide(outcome),
             _ => {
@@ -103,25 +104,29 @@ impl Suspects {
         };
         self.make_room();
         let suspect = self.known.entry(id).or_default();
-        let is_refused = *outcome == Outcome::Nacked;
-        if std::mem::replace(&mut suspect.is_refused, is_refused) != is_refused {
+        if suspect.kind.replace(discriminant(outcome)) != Some(discriminant(outcome)) {
             suspect.alone = 0;
         }
+        let (after_ms, may_be_guilty) = match outcome {
+            Outcome::Postponed { after_ms, is_limit, .. } => (*after_ms, !is_limit),
+            _ => (0, true),
+        };
         let arrived = self.arrived - suspect.arrived_before;
         let failed = self.failed - suspect.failed_before;
-        let is_guilty = suspect.alone > 0 && arrived > failed;
+        let is_guilty = may_be_guilty && suspect.alone > 0 && arrived > failed;
         suspect.alone = if is_guilty { 1 } else { suspect.alone + 1 };
         suspect.is_contagious |= is_contagious;
         suspect.reason = reason.to_owned();
         self.failed += 1;
         self.in_doubt = true;
         (suspect.arrived_before, suspect.failed_before) = (self.arrived, self.failed);
-        match (outcome, suspect.alone) {
+        let disposition = match (outcome, suspect.alone) {
             _ if is_guilty => decide(&Outcome::Failed { reason: reason.into() }),
             // A connection that ends once is not suspicious.
             (Outcome::Unanswered { .. }, 1) => decide(outcome),
             (_, times) => settle::defer(reason, times, policy, seed),
-        }
+        };
+        disposition.not_before(after_ms)
     }
 
     fn make_room(&mut self) {
@@ -184,6 +189,29 @@ mod tests {
             for (attempts, expected) in [(0, "charged"), (1, "charged"), (2, "dead")] {
                 assert_eq!(fate(&mut suspects, 9, 0, &Outcome::Confirmed), "published");
                 assert_eq!(fate(&mut suspects, 1, attempts, &outcome), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn a_message_that_the_destination_asks_to_send_later_is_charged_only_if_it_may_be_at_fault() {
+        for (is_limit, later) in [(true, "put off"), (false, "charged")] {
+            let outcome = Outcome::Postponed {
+                reason: "HTTP 503".into(),
+                after_ms: 90_000,
+                is_limit,
+            };
+            let mut suspects = Suspects::default();
+            assert_eq!(fate(&mut suspects, 1, 0, &outcome), "put off");
+            for _ in 0..5 {
+                assert_eq!(fate(&mut suspects, 9, 0, &Outcome::Confirmed), "published");
+                assert_eq!(fate(&mut suspects, 1, 0, &outcome), later);
+                match suspects.decide(&outcome, &message(1, 0), &POLICY, 1) {
+                    Disposition::Retry { delay_ms, .. } | Disposition::Defer { delay_ms, .. } => {
+                        assert!(delay_ms >= 90_000);
+                    }
+                    other => panic!("{other:?}"),
+                }
             }
         }
     }

@@ -8,8 +8,8 @@ use ureq::http::StatusCode;
 
 /// The most characters of a text about an answer.
 pub(crate) const TEXT_CHARS_MAX: usize = 200;
-/// The longest wait that `Retry-After` can demand.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
+/// The longest pause that counts.
+const AFTER_MAX: Duration = Duration::from_secs(86_400);
 
 /// The result of one message.
 #[derive(Clone, Debug)]
@@ -59,7 +59,7 @@ impl Verdict {
             _ => DownReason::Protocol,
         };
         Self::Destination {
-            is_answer: trouble != DownReason::Throttled, // a limit counts requests
+            is_answer: true,
             fault: Fault::new(trouble, reason),
             retry_after,
         }
@@ -105,14 +105,17 @@ fn is_invisible(c: char) -> bool {
 /// Parses the value of `Retry-After`: seconds, or a date in one of HTTP's three forms.
 pub(crate) fn retry_after(value: &str, now: SystemTime) -> Option<Duration> {
     let value = value.trim();
-    let after = if value.bytes().all(|b| b.is_ascii_digit()) && !value.is_empty() {
-        // A number with too many digits means a long time, too.
-        Duration::from_secs(value.parse().unwrap_or(u64::MAX))
+    let (whole, fraction) = value.split_once('.').unwrap_or((value, "0"));
+    let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+    let after = if is_number(whole) && is_number(fraction) {
+        // A number with too many digits means a long time, too. Some receivers send fractions.
+        let begun = u64::from(fraction.bytes().any(|b| b != b'0'));
+        Duration::from_secs(whole.parse().unwrap_or(u64::MAX).saturating_add(begun))
     } else {
         let date = httpdate::parse_http_date(value).ok()?;
         date.duration_since(now).unwrap_or_default()
     };
-    Some(after.min(RETRY_AFTER_MAX))
+    Some(after.min(AFTER_MAX))
 }
 
 #[cfg(test)]
@@ -194,17 +197,23 @@ mod tests {
         for (value, seconds) in [
             ("0", Some(0)),
             (" 120 ", Some(120)),
-            ("3600", Some(3600)),
-            ("3601", Some(3600)),
-            ("99999999999999999999999", Some(3600)),
+            ("86400", Some(86_400)),
+            ("86401", Some(86_400)),
+            ("99999999999999999999999", Some(86_400)),
+            ("5.0", Some(5)),
+            ("1.5", Some(2)),
+            ("99999999999999999999999.9", Some(86_400)),
             ("Sun, 06 Nov 1994 08:50:37 GMT", Some(60)),
             ("Sunday, 06-Nov-94 08:50:37 GMT", Some(60)),
             ("Sun Nov  6 08:50:37 1994", Some(60)),
             ("Sun, 06 Nov 1994 08:48:37 GMT", Some(0)),
-            ("Tue, 06 Nov 2068 08:48:37 GMT", Some(3600)),
+            ("Tue, 06 Nov 2068 08:48:37 GMT", Some(86_400)),
             ("", None),
             ("-1", None),
-            ("1.5", None),
+            (".5", None),
+            ("5.", None),
+            ("1.2.3", None),
+            ("1e3", None),
             ("soon", None),
         ] {
             let found = retry_after(value, now).map(|after| after.as_secs());
@@ -222,7 +231,7 @@ mod tests {
 
         #[test]
         fn no_retry_after_panics(text in "\\PC{0,40}") {
-            prop_assert!(retry_after(&text, UNIX_EPOCH).is_none_or(|after| after <= RETRY_AFTER_MAX));
+            prop_assert!(retry_after(&text, UNIX_EPOCH).is_none_or(|after| after <= AFTER_MAX));
         }
     }
 }

@@ -25,6 +25,9 @@ pub enum HttpAuth {
     Basic { user: String, password: Secret },
 }
 
+/// The longest pause that an answer can ask for, unless a destination has another one.
+pub(crate) const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
+
 /// The URL of one destination. Never changed in place: stop the publisher and start another (see
 /// [`crate::Publisher::start`]).
 #[derive(Clone, Debug)]
@@ -49,6 +52,8 @@ pub struct HttpConfig {
     pub timeout: Duration,
     /// The lowest rate at which bytes extend it, in bytes a second.
     pub min_send_rate: u32,
+    /// The longest pause that an answer can ask for.
+    pub retry_after_max: Duration,
     /// The most requests at a time, and so the most threads. They are for different keys, and never more than the
     /// window.
     pub concurrency: usize,
@@ -83,6 +88,7 @@ impl HttpConfig {
             connection_life: CONNECTION_LIFE,
             timeout: Duration::from_secs(30),
             min_send_rate: MIN_SEND_RATE,
+            retry_after_max: RETRY_AFTER_MAX,
             concurrency: 8,
             window: 1000,
             connection_name: String::new(),

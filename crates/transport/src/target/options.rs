@@ -75,7 +75,7 @@ impl Kind {
             (Self::Http, Level::Server) => {
                 "url, concurrency, format, headers, content_type, app_id, source, ordering, on_dead, dead_letters_to, \
                  max_attempts, max_pending, max_rate, retry_backoff, retry_backoff_max, connect_timeout, timeout, \
-                 min_send_rate, tls_ca"
+                 min_send_rate, retry_after_max, tls_ca"
             }
             (Self::Amqp, Level::UserMapping) => "user, password, tls_cert, tls_key",
             (Self::Http, Level::UserMapping) => {
@@ -141,6 +141,9 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
                 http.url = value.to_owned();
             }
             ("concurrency", Protocol::Http(http)) => http.concurrency = number(name, value, 1..=64)? as usize,
+            ("retry_after_max", Protocol::Http(http)) => {
+                http.retry_after_max = Duration::from_millis(duration(name, value, 0..=86_400_000)?);
+            }
             ("exchange", _) if value.len() > 255 => {
                 return Err(bad(name, "it is longer than 255 bytes", "AMQP allows 255 bytes."));
             }

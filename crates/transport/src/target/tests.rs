@@ -213,12 +213,14 @@ fn an_http_destination_inherits_rules_but_no_credentials() {
         ("url", "https://example.com/hook"),
         ("concurrency", "3"),
         ("timeout", "2s"),
+        ("retry_after_max", "1h"),
     ]);
     let target = described(Kind::Http, &default(), &server, &[]).unwrap();
     let Protocol::Http(http) = &target.transport else {
         panic!("HTTP")
     };
     assert_eq!((http.concurrency, &http.secret), (3, &None));
+    assert_eq!(http.retry_after_max, Duration::from_secs(3_600));
     let rules = Rules {
         one_by_one: true,
         ..default().rules
@@ -263,6 +265,7 @@ fn an_http_destination_inherits_rules_but_no_credentials() {
         ("url", "amqp://h"),
         ("url", "https://u:hunter2@h"),
         ("concurrency", "65"),
+        ("retry_after_max", "2d"),
     ] {
         let refused = check(Kind::Http, Level::Server, &options(&[bad])).unwrap_err();
         assert!(!format!("{refused:?}").contains("hunter2"), "{refused:?}");

@@ -180,13 +180,18 @@ impl Broker {
     fn publish(&mut self, sent: Sent, config: &Config, calm: bool, dice: &mut Dice, oracle: &mut Oracle) {
         let fails = !calm && dice.chance(config.nacked);
         let unroutable = (oracle.messages.get(&sent.seq)).is_some_and(|message| message.fate == Fate::Unroutable);
-        let outcome = match dice.below(4) {
+        let outcome = match dice.below(5) {
             _ if unroutable => no_route(),
             _ if !fails => Outcome::Confirmed,
             0 => no_route(),
             1 => unanswered(dice.chance(5_000)),
             2 => Outcome::Refused {
                 reason: "not this one".into(),
+            },
+            3 => Outcome::Postponed {
+                reason: "HTTP 429".into(),
+                after_ms: dice.between(0, 3_000),
+                is_limit: dice.chance(5_000),
             },
             _ => Outcome::Nacked,
         };
