@@ -2389,13 +2389,15 @@ begin
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.partition = u.partition
       and (o.claim_token = u.token or o.claim_token is null and leased) and u.action <> 'f'
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.replayed, o.destination, o.key, o.last_error,
-      o.expires_at, u.action, u.delay_ms, u.reason
+      o.expires_at, case when u.action = 'd' and u.delay_ms is not null then 'u'::"char" else u.action end as action,
+      u.delay_ms, u.reason
   ), published as (
+    -- u = no queue took it, and its destination discards it then
     insert into @extschema@.outbox_history
-      (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error)
+      (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error, discarded)
     select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.replayed, g.destination, g.key,
-           g.last_error
-    from gone g where g.action = 'p'
+           case when g.action = 'u' then g.reason else g.last_error end, g.action = 'u'
+    from gone g where g.action in ('p', 'u')
   ), dead as (
     -- x = expired, no attempt used
     insert into @extschema@.outbox_dead
@@ -2447,7 +2449,7 @@ $$;
 comment on function outbox_internal.settle(
   text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
   'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits,'
-  ' B dead and its partition waits, x expired. More actions: r retry after delays_ms (negative: not'
+  ' B dead and its partition waits, x expired; d with a delay: discarded. More actions: r retry after delays_ms (negative: not'
   ' counted as an attempt), w behind an earlier one of its key, f freed. Returns how many rows changed. Fewer than given'
   ' means that rows moved or the claim is lost.';
 
@@ -6441,6 +6443,7 @@ declare
   counts bigint[]; -- published, retried, dead, expired, released
   took bigint[];
   gone bigint;
+  discarded bigint;
   changed integer;
 begin
   if n = 0 or n > 10000 or (n = all (array[cardinality(tids), cardinality(destinations), cardinality(partitions),
@@ -6471,12 +6474,13 @@ begin
     array(select left(r, 500) from unnest(reasons) with ordinality u (r, i) order by i));
   if changed > 0 then
     select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r' and ms >= 0),
-                 count(*) filter (where a in ('d', 'D', 'B')),
+                 count(*) filter (where a in ('D', 'B') or a = 'd' and ms is null),
                  count(*) filter (where a = 'x'), count(*) filter (where a = 'f' or a = 'r' and ms < 0)]
       into counts from (select a, ms from unnest(actions, delays_ms) u (a, ms) limit changed) c;
     gone := counts[1] + counts[3] + counts[4];
     perform outbox_internal.record_ended(counts[1], counts[2] + counts[3], gone);
-    perform outbox_internal.record_pending(destinations[1], -gone);
+    discarded := (select count(*) from unnest(actions, delays_ms) u (a, ms) where a = 'd' and ms is not null);
+    perform outbox_internal.record_pending(destinations[1], -gone - least(discarded, changed));
     took := array(select t from unnest(took_us) t where t >= 0 limit changed);
     perform outbox_internal.record_took(took);
     perform outbox_internal.work_count(destinations[1], counts, took);

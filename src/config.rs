@@ -314,6 +314,7 @@ pub fn default_target() -> Target {
                 max_attempts: MAX_ATTEMPTS.get() as u32,
                 base_ms: RETRY_BACKOFF.get() as u64,
                 max_ms: RETRY_BACKOFF_MAX.get().max(RETRY_BACKOFF.get()) as u64,
+                discards_unroutable: false,
             },
             dead_blocks: ON_DEAD.get() == OnDead::block,
             ordering: Ordering::Key,

@@ -55,14 +55,22 @@ fn returns_until_dead(broker: &PrivateBroker, queue: &str, how: Return) -> Optio
     queues.returns_until_dead(broker, how)
 }
 
-/// Runs the command of docs/consumers.md that sets the policy of the queue `orders`, for another queue and limit.
-fn set_policy(broker: &PrivateBroker, queue: &str, limit: Option<i32>) {
+/// The first commands of a section of docs/consumers.md.
+fn documented(section: &str) -> String {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/consumers.md");
     let page = std::fs::read_to_string(page).expect("read docs/consumers.md");
-    let (_, section) = page
-        .split_once("## Messages that a consumer returns")
-        .expect("the section");
-    let block = markdown::blocks(section, "sh").remove(0);
+    let (_, section) = page.split_once(&format!("## {section}")).expect("the section");
+    markdown::blocks(section, "sh").remove(0)
+}
+
+fn run(script: &str) {
+    let status = Command::new("sh").args(["-euc", script]).status().expect("run sh");
+    assert!(status.success(), "{script}");
+}
+
+/// Runs the command of docs/consumers.md that sets the policy of the queue `orders`, for another queue and limit.
+fn set_policy(broker: &PrivateBroker, queue: &str, limit: Option<i32>) {
+    let block = documented("Messages that a consumer returns");
     let documented = format!(r#", "delivery-limit": {DOCUMENTED_LIMIT}"#);
     assert!(block.contains(&documented), "{block}");
     let wanted = limit.map_or(String::new(), |limit| format!(r#", "delivery-limit": {limit}"#));
@@ -70,8 +78,7 @@ fn set_policy(broker: &PrivateBroker, queue: &str, limit: Option<i32>) {
         .replace(&documented, &wanted)
         .replace("orders", queue)
         .replace("rabbitmqctl ", &format!("{} ", broker.ctl_script().display()));
-    let status = Command::new("sh").args(["-euc", &script]).status().expect("run sh");
-    assert!(status.success(), "{script}");
+    run(&script);
 }
 
 #[test]
@@ -104,4 +111,30 @@ fn the_policy_of_the_docs_sets_a_dead_letter_exchange_and_a_delivery_limit() {
         set_policy(&broker, "unlimited", Some(-1));
         assert_eq!(returns_until_dead(&broker, "unlimited", Return::Reject), None);
     }
+}
+
+#[test]
+fn the_alternate_exchange_of_the_docs_keeps_what_no_queue_takes() {
+    let broker = Broker::start();
+    let (exchange, _) = fresh_names();
+    broker.declare_exchange(&exchange, "fanout", true);
+    let block = documented("Messages that no queue takes");
+    let policy = block
+        .lines()
+        .find(|line| line.contains("rabbitmqctl"))
+        .expect("the policy");
+    // What the other lines declare.
+    broker.declare_bound("unrouted", "unrouted", json!(null));
+    run(&policy
+        .replace("orders", &exchange)
+        .replace("rabbitmqctl ", &format!("{} ", broker.ctl_script().display())));
+    let cluster = outbox_cluster(&broker, &exchange);
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', 'order', '1') from generate_series(1, 20)",
+    );
+    wait_drained(&cluster);
+    let published = "select count(*) = 20 and not bool_or(discarded) from outbox_history";
+    assert!(cluster.query_one::<bool>(DB, published));
+    assert_eq!(broker.queue_len("unrouted"), 20);
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use postgres::Client;
 use postgres::error::SqlState;
 use serde_json::{Value, json};
+use support::courier::{Outside, without_workers};
 use support::load::{Load, Plan};
 use support::oracle::{Arrived, Fate, Sent, Verdict, arrived, judge, last_arrivals_out_of_order};
 use support::wait::Pauses;
@@ -514,6 +515,46 @@ fn dead(client: &mut Client) -> Vec<(i64, String)> {
 }
 
 // ---- failures of a message ------------------------------------------------------------------------------------------
+
+#[test]
+fn a_message_that_no_queue_takes_is_discarded_where_nobody_has_to_listen() {
+    let broker = Broker::shared();
+    for is_outside in [false, true] {
+        let (exchange, queue) = fresh_names();
+        let cluster = match is_outside {
+            true => without_workers(broker, "none", &[]),
+            false => unconnected_cluster(&broker.url(), "none", &[]),
+        };
+        let options =
+            format!("exchange '{exchange}', exchange_type 'fanout', on_unroutable 'discard', max_pending '1000'");
+        cluster.exec(
+            DB,
+            &format!("create server news foreign data wrapper outbox_amqp options ({options})"),
+        );
+        let outside = is_outside.then(|| Outside::start(&cluster, "news"));
+        let publish = |count: i64| {
+            let event = "outbox_publish('T', to_jsonb(n), 'paper', '1', destination => 'news')";
+            cluster.exec(DB, &format!("select {event} from generate_series(1, {count}) n"));
+        };
+        publish(200);
+        let ended = "select count(*) = 200 and bool_and(discarded and attempts = 1 and last_error like 'unroutable: no queue is bound%')
+                     from outbox_history";
+        wait_true(&cluster, "all to be discarded", ended);
+        broker.declare_queue(&queue, json!(null));
+        broker.bind(&queue, &exchange, "");
+        publish(10);
+        let published = "select count(*) = 10 from outbox_history where not discarded and last_error is null";
+        wait_true(&cluster, "the others to be published", published);
+        let arrived: Vec<_> = (all_of(broker, &queue).iter())
+            .map(|message| message.json()["payload"].as_i64())
+            .collect();
+        assert_eq!(arrived, (1..=10).map(Some).collect::<Vec<_>>());
+        let counts = "select concat_ws(' ', published_total, dead_total, (select count(*) from outbox_dead), pending)
+                      from outbox_destination_status where destination = 'news'";
+        wait_true(&cluster, "the statistics", &format!("select ({counts}) = '10 0 0 0'"));
+        drop(outside);
+    }
+}
 
 #[test]
 fn an_unroutable_message_becomes_a_dead_letter_and_affects_no_other_message() {

@@ -306,6 +306,7 @@ fn outbox_work_count(destination: SqlText, ended: Integers, took_us: Integers) {
         retried: retried as u64,
         dead: dead as u64,
         expired: expired as u64,
+        discarded: 0, // not counted
         released: released as u64,
     };
     as_me(|me| {

@@ -140,7 +140,8 @@ fn a_message_that_waits_for_a_standby_names_it_in_flight_and_pending() {
     shown("ready", "Destination default waits for standby s1.");
     wait_until("the reason on the page of the message", LONG, || {
         let page = monitor.page(&format!("/message/{held}"));
-        page.contains("Destination default waits for standby s1.") && page.contains("Fix: start them, or correct outbox.standby_names")
+        page.contains("Destination default waits for standby s1.")
+            && page.contains("Fix: start them, or correct outbox.standby_names")
     });
     let _standby = cluster.copy(true, &["cluster_name = 's1'"]);
     wait_true(&cluster, "both to be sent", "select count(*) = 2 from outbox_history");

@@ -119,6 +119,7 @@ mod tests {
             max_attempts: 2,
             base_ms: 1,
             max_ms: 1,
+            discards_unroutable: false,
         };
         match decide(outcome, attempts_before, &policy, 0) {
             Disposition::Retry { error, .. } => kind(&error, false),

@@ -407,7 +407,7 @@ impl KeyOrder {
                     }
                     break;
                 }
-                Disposition::Publish | Disposition::Expire | Disposition::Wait => false,
+                Disposition::Publish | Disposition::Expire | Disposition::Discard { .. } | Disposition::Wait => false,
             };
             ended.push((front, disposition));
             if stops {

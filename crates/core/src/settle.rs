@@ -30,6 +30,8 @@ pub struct RetryPolicy {
     pub base_ms: u64,
     /// The longest delay, in ms, without the jitter that is added to it.
     pub max_ms: u64,
+    /// Whether a message that no queue takes is discarded, because nobody has to listen.
+    pub discards_unroutable: bool,
 }
 
 /// The settings of a destination that decide the disposition of a message.
@@ -86,6 +88,8 @@ pub enum Disposition {
     Defer { delay_ms: u64, error: String },
     /// The message becomes a dead letter. It costs an attempt.
     Dead { reason: String },
+    /// The message goes to the history as discarded: it was sent, and nobody listens. It blocks nothing.
+    Discard { reason: String },
     /// The message becomes a dead letter because its time is over. It costs no attempt and does not block its key.
     Expire,
     /// The message goes back to pending as it was. It costs no attempt.
@@ -117,6 +121,8 @@ pub enum Action {
     /// Move it to `outbox_waiting`, due after a delay.
     Retry,
     Dead(Blocks),
+    /// Move it to the history, as discarded.
+    Discard,
 }
 
 impl Action {
@@ -128,7 +134,7 @@ impl Action {
             Self::Wait => "w",
             Self::Free => "f",
             Self::Retry => "r",
-            Self::Dead(Blocks::Nothing) => "d",
+            Self::Dead(Blocks::Nothing) | Self::Discard => "d",
             Self::Dead(Blocks::Key) => "D",
             Self::Dead(Blocks::Partition) => "B",
         }
@@ -139,8 +145,8 @@ impl Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ending<'a> {
     pub action: Action,
-    /// The delay of a retry, in ms; None for other actions. It is negative if the attempt is not counted: an earlier
-    /// version of the SQL then counts it, and loses nothing.
+    /// The delay of a retry, in ms. It is negative if the attempt is not counted: an earlier version of the SQL then counts
+    /// it, and loses nothing. 0 for a discarded message: an earlier version makes it a dead letter. None for other actions.
     pub delay_ms: Option<i64>,
     /// Why the message was not published; None if it was, or if it waits for another one.
     pub reason: Option<&'a str>,
@@ -154,6 +160,7 @@ impl<'a> Ending<'a> {
             Disposition::Retry { delay_ms, error } => (Action::Retry, Some(*delay_ms as i64), Some(error.as_str())),
             Disposition::Defer { delay_ms, error } => (Action::Retry, Some(-(*delay_ms as i64)), Some(error.as_str())),
             Disposition::Dead { reason } => (Action::Dead(dead_blocks), None, Some(reason.as_str())),
+            Disposition::Discard { reason } => (Action::Discard, Some(0), Some(reason.as_str())),
             Disposition::Expire => (Action::Expire, None, Some(EXPIRED)),
             Disposition::Release { reason } => (Action::Free, None, Some(reason.as_str())),
             Disposition::Wait => (Action::Wait, None, None),
@@ -176,6 +183,8 @@ pub struct Ended {
     pub dead: u64,
     /// Messages that became dead letters without an attempt.
     pub expired: u64,
+    /// Messages that were sent and had no listener.
+    pub discarded: u64,
     /// Messages that went back without an attempt.
     pub released: u64,
 }
@@ -193,6 +202,7 @@ impl Ended {
             retried: failed - dead,
             dead,
             expired: ended_dead - dead,
+            discarded: 0,
             released: 0,
         }
     }
@@ -211,6 +221,7 @@ impl Ended {
             Disposition::Retry { .. } => self.retried += 1,
             Disposition::Dead { .. } => self.dead += 1,
             Disposition::Expire => self.expired += 1,
+            Disposition::Discard { .. } => self.discarded += 1,
             Disposition::Release { .. } | Disposition::Defer { .. } => self.released += 1,
             Disposition::Wait => {}
         }
@@ -222,6 +233,7 @@ impl Ended {
         self.retried += more.retried;
         self.dead += more.dead;
         self.expired += more.expired;
+        self.discarded += more.discarded;
         self.released += more.released;
     }
 
@@ -237,7 +249,7 @@ impl Ended {
 
     /// Number of messages that left the outbox.
     pub fn gone(&self) -> u64 {
-        self.published + self.all_dead()
+        self.published + self.all_dead() + self.discarded
     }
 }
 
@@ -248,6 +260,9 @@ pub fn decide(outcome: &Outcome, attempts_before: u32, policy: &RetryPolicy, see
         Outcome::Confirmed => Disposition::Publish,
         Outcome::Nacked => charge(NACKED.to_owned(), attempts_before, policy, seed),
         Outcome::Failed { reason } => charge(reason.clone(), attempts_before, policy, seed),
+        Outcome::Returned { reason, .. } if policy.discards_unroutable => Disposition::Discard {
+            reason: one_line(&format!("unroutable: {reason}"), ""),
+        },
         Outcome::Returned { reason, .. } => charge(format!("unroutable: {reason}"), attempts_before, policy, seed),
         Outcome::Refused { reason } => Disposition::Dead {
             reason: one_line(&format!("refused: {reason}"), ""),
@@ -320,6 +335,7 @@ mod tests {
         max_attempts: 3,
         base_ms: 100,
         max_ms: 1_000,
+        discards_unroutable: false,
     };
 
     fn no_route() -> Outcome {
@@ -348,6 +364,28 @@ mod tests {
             assert!((set_ms..=set_ms + set_ms / 4).contains(&delay_ms));
             assert_eq!(error, "nacked by the broker");
         }
+    }
+
+    #[test]
+    fn an_unroutable_message_is_discarded_where_nobody_has_to_listen() {
+        let returned = Outcome::Returned {
+            code: 312,
+            reason: "NO_ROUTE".into(),
+        };
+        let policy = RetryPolicy {
+            discards_unroutable: true,
+            ..POLICY
+        };
+        let discarded = Disposition::Discard {
+            reason: "unroutable: NO_ROUTE".into(),
+        };
+        assert_eq!(decide(&returned, 0, &policy, 1), discarded);
+        let ending = Ending::of(&discarded, Blocks::Key);
+        assert_eq!((ending.action.letter(), ending.delay_ms), ("d", Some(0)));
+        assert!(matches!(
+            decide(&Outcome::Nacked, 0, &policy, 1),
+            Disposition::Retry { .. }
+        ));
     }
 
     #[test]
@@ -499,6 +537,7 @@ mod tests {
             },
             Disposition::Dead { reason: text.clone() },
             Disposition::Expire,
+            Disposition::Discard { reason: text.clone() },
             Disposition::Release { reason: text },
             Disposition::Wait,
         ] {
@@ -509,15 +548,17 @@ mod tests {
             retried: 1,
             dead: 1,
             expired: 1,
+            discarded: 1,
             released: 1,
         };
         assert_eq!(ended, one_each);
-        assert_eq!((ended.failed(), ended.all_dead(), ended.gone()), (2, 2, 3));
+        assert_eq!((ended.failed(), ended.all_dead(), ended.gone()), (2, 2, 4));
         let mut from_sql = Ended::of(1, 0, 1);
         for more in [Ended::of(0, 1, 0), Ended::of(0, 1, 1), Ended::of(0, 0, 1)] {
             from_sql.add(more);
         }
         let none_released = Ended {
+            discarded: 0,
             released: 0,
             ..one_each
         };
@@ -562,7 +603,11 @@ mod tests {
                 _ => Outcome::Lost { reason: text },
             };
             match decide(&outcome, before, &RetryPolicy { max_attempts, ..POLICY }, seed) {
-                Disposition::Publish | Disposition::Expire | Disposition::Wait | Disposition::Defer { .. } => {
+                Disposition::Publish
+                | Disposition::Expire
+                | Disposition::Wait
+                | Disposition::Defer { .. }
+                | Disposition::Discard { .. } => {
                     prop_assert!(false, "{:?} is no failure", outcome);
                 }
                 Disposition::Retry { error: text, .. } => {

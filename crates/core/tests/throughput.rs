@@ -39,6 +39,7 @@ fn a_minute_is_shown_for_an_hour_and_its_slot_is_cleared_for_the_next() {
         retried: 5,
         dead: 2,
         expired: 1,
+        discarded: 4,
         released: 3,
     };
     minutes.count(&all, BEGIN_US);
@@ -108,6 +109,7 @@ fn the_last_minute_has_60_whole_seconds_and_counts_no_expiry() {
         retried: 5,
         dead: 2,
         expired: 1,
+        discarded: 4,
         released: 3,
     };
     last_minute.count(&all, BEGIN_US);

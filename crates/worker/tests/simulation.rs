@@ -77,6 +77,20 @@ fn with_every_fault_order_is_kept_if_dead_letters_do_not_block() {
 }
 
 #[test]
+fn with_every_fault_order_is_kept_if_messages_without_a_listener_are_discarded() {
+    for ordering in [Ordering::Key, Ordering::Partition] {
+        let config = Config {
+            name: "rough, nobody has to listen",
+            ordering,
+            discards_unroutable: true,
+            poisoned: 1_000,
+            ..Config::ROUGH
+        };
+        assert_keeps_its_promises(&config);
+    }
+}
+
+#[test]
 fn with_partition_order_every_message_arrives_once_and_in_order() {
     let config = Config {
         name: "calm, by partition",

@@ -76,9 +76,11 @@ impl RequestProgress {
         }
         match disposition {
             Disposition::Publish => self.tally.published += 1,
-            Disposition::Retry { .. } | Disposition::Defer { .. } | Disposition::Dead { .. } | Disposition::Expire => {
-                self.tally.failed += 1
-            }
+            Disposition::Retry { .. }
+            | Disposition::Defer { .. }
+            | Disposition::Dead { .. }
+            | Disposition::Discard { .. }
+            | Disposition::Expire => self.tally.failed += 1,
             Disposition::Release { .. } | Disposition::Wait => {}
         }
     }

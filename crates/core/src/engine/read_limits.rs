@@ -60,7 +60,9 @@ impl ReadLimits {
         match disposition {
             Disposition::Retry { .. } | Disposition::Defer { .. } => _ = blockers.insert(seq),
             Disposition::Dead { .. } if rules.dead_blocks() != Blocks::Nothing => _ = blockers.insert(seq),
-            Disposition::Publish | Disposition::Expire | Disposition::Dead { .. } => _ = blockers.remove(&seq),
+            Disposition::Publish | Disposition::Expire | Disposition::Discard { .. } | Disposition::Dead { .. } => {
+                _ = blockers.remove(&seq);
+            }
             Disposition::Release { .. } | Disposition::Wait => {}
         }
         if blockers.is_empty() {

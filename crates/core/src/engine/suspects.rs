@@ -144,6 +144,7 @@ mod tests {
         max_attempts: 3,
         base_ms: 100,
         max_ms: 60_000,
+        discards_unroutable: false,
     };
 
     fn message(seq: i64, attempts: i32) -> Pointer {

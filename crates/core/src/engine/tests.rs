@@ -164,6 +164,7 @@ pub(super) const RULES: Rules = Rules {
         max_attempts: 3,
         base_ms: 100,
         max_ms: 1_000,
+        discards_unroutable: false,
     },
     dead_blocks: true,
     ordering: Ordering::Key,

@@ -385,6 +385,7 @@ pub fn worker() -> (OwnWorker, Instant) {
             retried: 96,
             dead: 2,
             expired: 1,
+            discarded: 0,
             released: 0,
         },
         destinations,

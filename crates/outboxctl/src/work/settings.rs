@@ -65,6 +65,7 @@ fn rules(known: &KnownSettings) -> Rules {
             max_attempts: known.number("max_attempts", 15),
             base_ms: retry_ms,
             max_ms: known.number("retry_backoff_max", 600_000).max(retry_ms),
+            discards_unroutable: false,
         },
         dead_blocks: known.text("on_dead") != "skip",
         ordering: Ordering::Key,

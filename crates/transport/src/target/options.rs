@@ -69,8 +69,8 @@ impl Kind {
         match (self, level) {
             (Self::Amqp, Level::Server) => {
                 "url, exchange, exchange_type, routing_key, format, headers, content_type, app_id, source, expiration, \
-                 priority, ordering, on_dead, dead_letters_to, max_attempts, max_pending, max_rate, max_in_flight, \
-                 retry_backoff, retry_backoff_max, connect_timeout, confirm_timeout, min_send_rate, tls_ca"
+                 priority, ordering, on_dead, on_unroutable, dead_letters_to, max_attempts, max_pending, max_rate, \
+                 max_in_flight, retry_backoff, retry_backoff_max, connect_timeout, confirm_timeout, min_send_rate, tls_ca"
             }
             (Self::Http, Level::Server) => {
                 "url, concurrency, format, headers, content_type, app_id, source, ordering, on_dead, dead_letters_to, \
@@ -176,6 +176,9 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
                 )?;
             }
             ("on_dead", _) => target.rules.dead_blocks = choice(name, value, &[("block", true), ("skip", false)])?,
+            ("on_unroutable", _) => {
+                target.rules.retry.discards_unroutable = choice(name, value, &[("retry", false), ("discard", true)])?;
+            }
             // Read by SQL where a message becomes a dead letter.
             ("dead_letters_to", _) if value.is_empty() => {
                 return Err(bad(name, "it is empty", "Name another destination, or default."));

@@ -56,6 +56,7 @@ pub struct Config {
     pub sessions: usize,
     pub keys: usize,
     pub dead_blocks: bool,
+    pub discards_unroutable: bool,
     /// Of ten thousand messages, those that the broker never routes.
     pub poisoned: u32,
     /// Of ten thousand messages, those that end the connection at each attempt.
@@ -105,6 +106,7 @@ impl Config {
         sessions: 6,
         keys: 8,
         dead_blocks: true,
+        discards_unroutable: false,
         poisoned: 0,
         ends_connection: 0,
         expiring: 0,

@@ -187,6 +187,7 @@ pub fn settings(config: &Config, enabled: bool) -> WorkerSettings {
             max_attempts: 4,
             base_ms: 40,
             max_ms: 300,
+            discards_unroutable: config.discards_unroutable,
         },
         dead_blocks: config.dead_blocks,
         ordering: config.ordering,

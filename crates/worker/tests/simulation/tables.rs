@@ -350,7 +350,7 @@ impl Tables {
             version: 0,
         };
         match ending.action {
-            Action::Publish | Action::Free => {}
+            Action::Publish | Action::Discard | Action::Free => {}
             Action::Dead(_) | Action::Expire => {
                 let dead = Dead {
                     partition,

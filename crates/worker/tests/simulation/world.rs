@@ -359,6 +359,13 @@ pub fn settle_one(world: &mut World, me: &str, at: (u16, i64), epoch: i64, endin
                 world.oracle.complain(format!("{} ended too early", at.1));
             }
         }
+        Action::Discard => {
+            if world.oracle.messages[&at.1].fate != Fate::Unroutable && world.config.nacked == 0 {
+                world.oracle.complain(format!("{} had a listener", at.1));
+            }
+            world.oracle.out_of_order(at.1);
+            world.oracle.ended(at.1, End::Discarded);
+        }
         Action::Retry | Action::Wait | Action::Free => {}
     }
     let is_charged = match ending.action {

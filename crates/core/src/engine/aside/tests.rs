@@ -167,6 +167,7 @@ impl World {
             max_attempts: 100,
             base_ms: 5,
             max_ms: 20,
+            discards_unroutable: false,
         };
         Self {
             engine,

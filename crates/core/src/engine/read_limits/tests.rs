@@ -22,6 +22,7 @@ const RULES: Rules = Rules {
         max_attempts: 3,
         base_ms: 100,
         max_ms: 1_000,
+        discards_unroutable: false,
     },
     dead_blocks: true,
     ordering: Ordering::Partition,
