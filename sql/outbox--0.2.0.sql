@@ -2389,7 +2389,7 @@ begin
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.partition = u.partition
       and (o.claim_token = u.token or o.claim_token is null and leased) and u.action <> 'f'
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.replayed, o.destination, o.key, o.last_error,
-      o.expires_at, case when u.action = 'd' and u.delay_ms is not null then 'u'::"char" else u.action end as action,
+      o.expires_at, case when u.action = 'd' and u.delay_ms < 0 then 'u'::"char" else u.action end as action,
       u.delay_ms, u.reason
   ), published as (
     -- u = no queue took it, and its destination discards it then
@@ -2449,7 +2449,7 @@ $$;
 comment on function outbox_internal.settle(
   text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
   'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits,'
-  ' B dead and its partition waits, x expired; d with a delay: discarded. More actions: r retry after delays_ms (negative: not'
+  ' B dead and its partition waits, x expired; d with a negative delay: discarded. More actions: r retry after delays_ms (negative: not'
   ' counted as an attempt), w behind an earlier one of its key, f freed. Returns how many rows changed. Fewer than given'
   ' means that rows moved or the claim is lost.';
 
@@ -6474,12 +6474,12 @@ begin
     array(select left(r, 500) from unnest(reasons) with ordinality u (r, i) order by i));
   if changed > 0 then
     select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r' and ms >= 0),
-                 count(*) filter (where a in ('D', 'B') or a = 'd' and ms is null),
+                 count(*) filter (where a in ('D', 'B') or a = 'd' and coalesce(ms, 0) >= 0),
                  count(*) filter (where a = 'x'), count(*) filter (where a = 'f' or a = 'r' and ms < 0)]
       into counts from (select a, ms from unnest(actions, delays_ms) u (a, ms) limit changed) c;
     gone := counts[1] + counts[3] + counts[4];
     perform outbox_internal.record_ended(counts[1], counts[2] + counts[3], gone);
-    discarded := (select count(*) from unnest(actions, delays_ms) u (a, ms) where a = 'd' and ms is not null);
+    discarded := (select count(*) from unnest(actions, delays_ms) u (a, ms) where a = 'd' and ms < 0);
     perform outbox_internal.record_pending(destinations[1], -gone - least(discarded, changed));
     took := array(select t from unnest(took_us) t where t >= 0 limit changed);
     perform outbox_internal.record_took(took);

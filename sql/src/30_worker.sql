@@ -687,7 +687,7 @@ begin
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.partition = u.partition
       and (o.claim_token = u.token or o.claim_token is null and leased) and u.action <> 'f'
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.replayed, o.destination, o.key, o.last_error,
-      o.expires_at, case when u.action = 'd' and u.delay_ms is not null then 'u'::"char" else u.action end as action,
+      o.expires_at, case when u.action = 'd' and u.delay_ms < 0 then 'u'::"char" else u.action end as action,
       u.delay_ms, u.reason
   ), published as (
     -- u = no queue took it, and its destination discards it then
@@ -747,7 +747,7 @@ $$;
 comment on function outbox_internal.settle(
   text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
   'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits,'
-  ' B dead and its partition waits, x expired; d with a delay: discarded. More actions: r retry after delays_ms (negative: not'
+  ' B dead and its partition waits, x expired; d with a negative delay: discarded. More actions: r retry after delays_ms (negative: not'
   ' counted as an attempt), w behind an earlier one of its key, f freed. Returns how many rows changed. Fewer than given'
   ' means that rows moved or the claim is lost.';
 

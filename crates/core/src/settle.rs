@@ -146,7 +146,7 @@ impl Action {
 pub struct Ending<'a> {
     pub action: Action,
     /// The delay of a retry, in ms. It is negative if the attempt is not counted: an earlier version of the SQL then counts
-    /// it, and loses nothing. 0 for a discarded message: an earlier version makes it a dead letter. None for other actions.
+    /// it, and loses nothing. Negative for a discarded message, too: an earlier version makes it a dead letter. None for other actions.
     pub delay_ms: Option<i64>,
     /// Why the message was not published; None if it was, or if it waits for another one.
     pub reason: Option<&'a str>,
@@ -160,7 +160,7 @@ impl<'a> Ending<'a> {
             Disposition::Retry { delay_ms, error } => (Action::Retry, Some(*delay_ms as i64), Some(error.as_str())),
             Disposition::Defer { delay_ms, error } => (Action::Retry, Some(-(*delay_ms as i64)), Some(error.as_str())),
             Disposition::Dead { reason } => (Action::Dead(dead_blocks), None, Some(reason.as_str())),
-            Disposition::Discard { reason } => (Action::Discard, Some(0), Some(reason.as_str())),
+            Disposition::Discard { reason } => (Action::Discard, Some(-1), Some(reason.as_str())),
             Disposition::Expire => (Action::Expire, None, Some(EXPIRED)),
             Disposition::Release { reason } => (Action::Free, None, Some(reason.as_str())),
             Disposition::Wait => (Action::Wait, None, None),
@@ -381,7 +381,7 @@ mod tests {
         };
         assert_eq!(decide(&returned, 0, &policy, 1), discarded);
         let ending = Ending::of(&discarded, Blocks::Key);
-        assert_eq!((ending.action.letter(), ending.delay_ms), ("d", Some(0)));
+        assert_eq!((ending.action.letter(), ending.delay_ms), ("d", Some(-1)));
         assert!(matches!(
             decide(&Outcome::Nacked, 0, &policy, 1),
             Disposition::Retry { .. }
