@@ -747,9 +747,9 @@ $$;
 comment on function outbox_internal.settle(
   text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
   'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits,'
-  ' B dead and its partition waits, x expired; d with a negative delay: discarded. More actions: r retry after delays_ms (negative: not'
-  ' counted as an attempt), w behind an earlier one of its key, f freed. Returns how many rows changed. Fewer than given'
-  ' means that rows moved or the claim is lost.';
+  ' B dead and its partition waits, x expired; d with a negative delay: discarded. More actions: r retry after'
+  ' delays_ms (negative: not counted as an attempt), w behind an earlier one of its key, f freed. Returns how many rows'
+  ' changed. Fewer than given means that rows moved or the claim is lost.';
 
 create function outbox_internal.locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable security definer set search_path = pg_catalog, pg_temp as $$
