@@ -6475,12 +6475,12 @@ begin
   if changed > 0 then
     select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r' and ms >= 0),
                  count(*) filter (where a in ('D', 'B') or a = 'd' and coalesce(ms, 0) >= 0),
-                 count(*) filter (where a = 'x'), count(*) filter (where a = 'f' or a = 'r' and ms < 0)]
-      into counts from (select a, ms from unnest(actions, delays_ms) u (a, ms) limit changed) c;
+                 count(*) filter (where a = 'x'), count(*) filter (where a = 'f' or a = 'r' and ms < 0)],
+           count(*) filter (where a = 'd' and ms < 0)
+      into counts, discarded from (select a, ms from unnest(actions, delays_ms) u (a, ms) limit changed) c;
     gone := counts[1] + counts[3] + counts[4];
     perform outbox_internal.record_ended(counts[1], counts[2] + counts[3], gone);
-    discarded := (select count(*) from unnest(actions, delays_ms) u (a, ms) where a = 'd' and ms < 0);
-    perform outbox_internal.record_pending(destinations[1], -gone - least(discarded, changed));
+    perform outbox_internal.record_pending(destinations[1], -gone - discarded);
     took := array(select t from unnest(took_us) t where t >= 0 limit changed);
     perform outbox_internal.record_took(took);
     perform outbox_internal.work_count(destinations[1], counts, took);

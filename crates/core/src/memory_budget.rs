@@ -71,7 +71,17 @@ impl MemoryBudget {
 
     /// The bytes that must be free before a destination that has not answered may take any.
     pub fn short_of(&self) -> usize {
-        self.taken().saturating_sub(self.bytes / 8 * 5)
+        self.taken().saturating_sub(self.limit(Standing::Failed))
+    }
+
+    /// A destination may take more while all messages take less than this.
+    fn limit(&self, standing: Standing) -> usize {
+        match standing {
+            Standing::Answers => self.bytes,
+            Standing::New => self.bytes / 4 * 3,
+            Standing::Failed => self.bytes / 8 * 5,
+            Standing::Silent => self.bytes / 2,
+        }
     }
 
     /// The bytes that messages take now.
@@ -89,16 +99,10 @@ impl MemoryBudget {
     /// The bytes that the next claim of a destination may take; 0 = it may not claim. `sent`: the bytes of its messages
     /// that are without an answer.
     pub fn room(&self, standing: Standing, sent: usize) -> usize {
-        let up_to = |limit: usize| limit.saturating_sub(self.taken());
-        let unproven = |limit: usize| {
-            let part = up_to(limit).div_ceil(UNPROVEN_PART);
-            part.saturating_sub(sent)
-        };
+        let free = self.limit(standing).saturating_sub(self.taken());
         match standing {
-            Standing::Answers => up_to(self.bytes).div_ceil(4),
-            Standing::New => unproven(self.bytes / 4 * 3),
-            Standing::Failed => unproven(self.bytes / 8 * 5),
-            Standing::Silent => up_to(self.bytes / 2).div_ceil(4),
+            Standing::Answers | Standing::Silent => free.div_ceil(4),
+            Standing::New | Standing::Failed => free.div_ceil(UNPROVEN_PART).saturating_sub(sent),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Messages that may make their destination fail: each time one of them is sent the connection ends, the receiver
-//! answers 503 or asks for a pause, or a queue refuses it. Called by the engine when messages end, on the worker's main thread.
+//! answers 503 or asks for a pause, or a queue refuses it. Called by the engine when messages end, on the worker's main
+//! thread.
 //!
 //! A failure of the destination costs no message an attempt, so such a message would be sent for ever, and take its
 //! neighbours along. A message is at fault if it fails alone while others arrive. So a suspect goes alone, and lets
