@@ -3,6 +3,7 @@
 use serde_json::json;
 use std::path::Path;
 use std::process::Command;
+use support::private_broker::for_rabbitmqadmin;
 use support::{Broker, PrivateBroker, Return, Size, fresh_names, markdown, wait_until};
 use support::{DB, LONG, outbox_cluster, wait_drained};
 
@@ -115,17 +116,13 @@ fn the_policy_of_the_docs_sets_a_dead_letter_exchange_and_a_delivery_limit() {
 
 #[test]
 fn the_alternate_exchange_of_the_docs_keeps_what_no_queue_takes() {
-    let broker = Broker::start();
+    let broker = Broker::start_sized(Size::default());
     let (exchange, _) = fresh_names();
     broker.declare_exchange(&exchange, "fanout", true);
-    let block = documented("Messages that no queue takes");
-    let policy = block
-        .lines()
-        .find(|line| line.contains("rabbitmqctl"))
-        .expect("the policy");
-    // What the other lines declare.
-    broker.declare_bound("unrouted", "unrouted", json!(null));
-    run(&policy
+    let (plugins, management_port) = broker.plugins_script();
+    run(&format!("{} enable rabbitmq_management", plugins.display()));
+    let script = for_rabbitmqadmin(&documented("Messages that no queue takes"), management_port);
+    run(&script
         .replace("orders", &exchange)
         .replace("rabbitmqctl ", &format!("{} ", broker.ctl_script().display())));
     let cluster = outbox_cluster(&broker, &exchange);

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::io::{BufRead as _, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use support::private_broker::rabbitmqadmin;
+use support::private_broker::for_rabbitmqadmin;
 use support::program::example_packages;
 use support::{Broker, Cluster, Consumer, LONG, Pty, Size, markdown, process, program, wait_until};
 
@@ -129,14 +129,6 @@ fn the_readme_produces_the_output_it_shows() {
     readme.replace("rabbitmqctl ", &format!("{} ", broker.ctl_script().display()));
     let (plugins, management_port) = broker.plugins_script();
     readme.replace("rabbitmq-plugins ", &format!("{} ", plugins.display()));
-    let (rabbitmqadmin, is_version_1) = rabbitmqadmin();
-    readme.replace(
-        "rabbitmqadmin declare",
-        &format!(
-            "{} --host=127.0.0.1 --port={management_port} declare",
-            rabbitmqadmin.display()
-        ),
-    );
     if !process::we_are_root() {
         readme.replace("-o postgres -g postgres ", ""); // the server runs as the user of the test
     }
@@ -171,16 +163,7 @@ fn the_readme_produces_the_output_it_shows() {
     });
     let (enable, declare) = bind.split_once('\n').expect("one command to enable the plugin");
     shell(enable);
-    let declare: Vec<&str> = declare.lines().collect();
-    let [queue_by_2, binding_by_2, queue_by_1, binding_by_1] = declare[..] else {
-        panic!("other commands: {declare:#?}")
-    };
-    for command in match is_version_1 {
-        true => [queue_by_1, binding_by_1],
-        false => [queue_by_2, binding_by_2],
-    } {
-        shell(command);
-    }
+    shell(&for_rabbitmqadmin(declare, management_port));
     let consumer = Consumer::new(&broker, queue);
 
     let tutorial = Page::open("docs/tutorial.md");
