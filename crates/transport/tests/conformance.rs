@@ -37,6 +37,9 @@ for_each_transport! {
     no_message_overtakes_a_lost_one_that_the_worker_has_not_drained,
     no_message_goes_after_the_deadline_until_a_new_one_is_set,
     no_message_goes_while_the_peer_accepts_none,
+    a_message_without_an_answer_holds_back_its_key_at_most,
+    a_message_that_is_refused_speaks_for_no_other_key,
+    an_answer_that_cannot_be_read_counts_for_its_message_and_the_next_ones_go,
     a_peer_that_never_answers_is_given_up_in_time,
     a_message_whose_bytes_take_longer_than_the_timeout_goes_once_as_do_those_behind_it,
     a_peer_that_takes_bytes_below_the_lowest_rate_is_given_up_in_time,
@@ -374,6 +377,66 @@ fn confirmed_after(desk: &mut Desk, mut handle: u64) -> u64 {
     handle
 }
 
+fn a_message_without_an_answer_holds_back_its_key_at_most<T: Transport>() {
+    let peer = Peer::new(|handle| if handle == 1 { Act::Hold } else { Act::Confirm });
+    let mut desk = Desk::start(T::start(&peer).config());
+    desk.until_connected();
+    desk.publish(vec![of_key(0, "k")]);
+    desk.until_answered(1);
+    desk.publish((1..4).map(|handle| of_key(handle, "held")).collect());
+    peer.until_arrived(2);
+    desk.publish((4..40).map(|handle| of_key(handle, &key_of(handle))).collect());
+    desk.until("the answers of other keys", |desk| {
+        (4..40).all(|handle| desk.outcomes.contains_key(&handle))
+    });
+    assert!(!desk.outcomes.contains_key(&1), "{:?}", desk.outcomes);
+    peer.release();
+    desk.until_answered(40);
+    desk.stop();
+    for handle in 0..40 {
+        assert_eq!(desk.outcomes[&handle], Outcome::Confirmed, "{handle}");
+    }
+}
+
+fn a_message_that_is_refused_speaks_for_no_other_key<T: Transport>() {
+    let is_refused = |handle| handle % 5 == 4;
+    let peer = Peer::new(move |handle| if is_refused(handle) { Act::Refuse } else { Act::Confirm });
+    let mut desk = Desk::start(T::start(&peer).config());
+    desk.until_connected();
+    desk.publish((0..20).map(|handle| of_key(handle, &format!("key {handle}"))).collect());
+    desk.until_answered(20);
+    desk.stop();
+    for handle in 0..20 {
+        let outcome = &desk.outcomes[&handle];
+        assert!(outcome.is_answer(), "{handle}: {outcome:?}");
+        assert_eq!(
+            *outcome != Outcome::Confirmed,
+            is_refused(handle),
+            "{handle}: {outcome:?}"
+        );
+    }
+    assert!(!desk.states.iter().any(is_down), "{:?}", desk.states);
+}
+
+fn an_answer_that_cannot_be_read_counts_for_its_message_and_the_next_ones_go<T: Transport>() {
+    let peer = Peer::new(|handle| if handle == 1 { Act::Garble } else { Act::Confirm });
+    let mut desk = Desk::start(T::start(&peer).config());
+    desk.until_connected();
+    for handle in 0..2 {
+        desk.publish(vec![of_key(handle, "k")]);
+        desk.until_answered(handle as usize + 1);
+    }
+    assert_eq!(desk.outcomes[&0], Outcome::Confirmed);
+    let outcome = &desk.outcomes[&1];
+    assert!(
+        matches!(outcome, Outcome::Unanswered { alone: true, .. }),
+        "{outcome:?}"
+    );
+    let last = confirmed_after(&mut desk, 1);
+    desk.stop();
+    assert_eq!(peer.arrived(), [0, 1, last]);
+}
+
 fn a_peer_that_never_answers_is_given_up_in_time<T: Transport>() {
     let peer = Peer::new(|_| Act::Hold);
     let mut desk = Desk::start(T::start(&peer).of_limits(SOON, MIN_SEND_RATE));
@@ -585,6 +648,10 @@ enum Act {
     Confirm,
     /// Confirms the message when the test releases it.
     Hold,
+    /// Takes no responsibility for the message.
+    Refuse,
+    /// Answers with what no client can read.
+    Garble,
     /// Closes the connection.
     HangUp,
     /// Reports that it accepts no more messages, until it is released or for three seconds.
@@ -698,6 +765,8 @@ impl Transport for Amqp {
                 let act = peer.takes(&got.body);
                 match act {
                     Act::Confirm => broker.ack(got.tag, false)?,
+                    Act::Refuse => broker.nack(got.tag)?,
+                    Act::Garble => broker.frame(1, 0xffff, &[0xff; 64])?,
                     Act::HangUp => return broker.tcp.shutdown(Shutdown::Both),
                     Act::Hold | Act::Block => {
                         if let Act::Block = act {
@@ -780,6 +849,8 @@ impl Transport for Http {
         let is_slow = peer.is_slow;
         let answer = move |request: &Request| match peer.takes(&request.body) {
             Act::Confirm => status(200),
+            Act::Refuse => status(422),
+            Act::Garble => Reply::Close(vec![0xff; 64]),
             Act::HangUp => Reply::Close(Vec::new()),
             Act::Block => with(503, "retry-after: 3\r\n", ""),
             Act::Hold => {
