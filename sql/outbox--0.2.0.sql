@@ -2361,6 +2361,20 @@ $$;
 comment on function outbox_internal.destinations_with_messages() is
   'Worker protocol: the destinations with messages that may be delivered, back off, wait behind another or block others.';
 
+create function outbox_internal.lanes_with_messages(destinations text[], partitions smallint[], seqs bigint[])
+returns setof bigint language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  return query
+  select u.n - 1 from unnest(destinations, partitions, seqs) with ordinality u (destination, partition, seq, n)
+  cross join lateral (
+    select from @extschema@.outbox o
+    where o.destination = u.destination collate "C" and o.partition = u.partition and o.seq >= u.seq
+    order by o.destination, o.partition, o.seq limit 1) found;
+end
+$$;
+comment on function outbox_internal.lanes_with_messages(text[], smallint[], bigint[]) is
+  'Worker protocol: of these lanes, those that have messages from their seq on, by their place in the arrays, from zero.';
+
 create function outbox_internal.settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
   actions "char"[], delays_ms bigint[], reasons text[]
@@ -6525,6 +6539,7 @@ begin
       ('claim_chosen', planned_once || of_bodies), ('choose_unleased', planned_once), ('mark', planned_once || ' set enable_tidscan = on'),
       ('due', planned_once),
       ('make_ready', planned_once), ('blocked_keys', planned_once), ('destinations_with_messages', planned_once),
+      ('lanes_with_messages', planned_once),
       ('expire', planned_once), ('dead_letter', planned_once),
       -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap; but what it calls uses an index.
       ('settle', planned_once || ' set enable_indexscan = off'),
@@ -6721,7 +6736,7 @@ grant execute on function
   outbox_internal.heartbeat, outbox_internal.report, outbox_internal.destinations, outbox_internal.leases,
   outbox_internal.leave, outbox_internal.purge_workers, outbox_internal.claim, outbox_internal.claim_waiting,
   outbox_internal.waits, outbox_internal.due, outbox_internal.next_due_ms, outbox_internal.blocked_keys,
-  outbox_internal.destinations_with_messages, outbox_internal.locate,
+  outbox_internal.destinations_with_messages, outbox_internal.lanes_with_messages, outbox_internal.locate,
   outbox_internal.work_begin, outbox_internal.work_refresh, outbox_internal.work_lease, outbox_internal.work_standbys,
   outbox_internal.work_quit, outbox_internal.work_rewinds, outbox_internal.work_shared_state, outbox_internal.work_wait,
   outbox_internal.work_report_in_flight, outbox_internal.work_claim_unleased, outbox_internal.work_events, outbox_internal.work_settle

@@ -151,6 +151,35 @@ fn an_action_on_one_message_costs_the_same_with_few_and_many_waiting() {
 }
 
 #[test]
+fn the_search_for_the_destination_of_a_rewind_costs_the_same_whatever_waits_or_is_kept_by_a_held_snapshot() {
+    for (which, made) in STATISTICS {
+        let (cluster, mut client) = with_statistics(made);
+        let mut holder = cluster.connect(DB);
+        hold_snapshot(&mut holder);
+        // Of the destinations a to e, c alone has a message from the seq on.
+        let mut costs_after = |from: i64, count: i64| {
+            let until = from + count;
+            client.run(&format!(
+                "insert into outbox (seq, partition, destination)
+                 select n, 1, d from generate_series({from}, {until}) n, unnest('{{a,b,c,d,e,waits}}'::text[]) d;
+                 delete from outbox where destination <> 'waits' and (seq, destination) <> ({until}, 'c')"
+            ));
+            let search = format!(
+                "select outbox_internal.lanes_with_messages('{{a,b,c,d,e}}', '{{1,1,1,1,1}}', array_fill({until}::bigint, '{{5}}'))"
+            );
+            let found = client.query(&search, &[]).expect("lanes");
+            let found: Vec<i64> = found.iter().map(|row| row.get(0)).collect();
+            assert_eq!(found, [2]);
+            blocks(&mut client, &search)
+        };
+        let few = costs_after(1, 50);
+        let many = costs_after(1_000, 20_000);
+        // The index has one level more.
+        assert!(many <= few + 10, "{which}: {few} blocks, then {many}");
+    }
+}
+
+#[test]
 fn a_notice_costs_the_same_with_few_and_many_dead_letters() {
     for (which, made) in STATISTICS {
         let (_cluster, mut client) = with_statistics(made);

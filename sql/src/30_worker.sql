@@ -659,6 +659,20 @@ $$;
 comment on function outbox_internal.destinations_with_messages() is
   'Worker protocol: the destinations with messages that may be delivered, back off, wait behind another or block others.';
 
+create function outbox_internal.lanes_with_messages(destinations text[], partitions smallint[], seqs bigint[])
+returns setof bigint language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  return query
+  select u.n - 1 from unnest(destinations, partitions, seqs) with ordinality u (destination, partition, seq, n)
+  cross join lateral (
+    select from @extschema@.outbox o
+    where o.destination = u.destination collate "C" and o.partition = u.partition and o.seq >= u.seq
+    order by o.destination, o.partition, o.seq limit 1) found;
+end
+$$;
+comment on function outbox_internal.lanes_with_messages(text[], smallint[], bigint[]) is
+  'Worker protocol: of these lanes, those that have messages from their seq on, by their place in the arrays, from zero.';
+
 create function outbox_internal.settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
   actions "char"[], delays_ms bigint[], reasons text[]

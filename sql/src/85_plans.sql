@@ -28,6 +28,7 @@ begin
       ('claim_chosen', planned_once || of_bodies), ('choose_unleased', planned_once), ('mark', planned_once || ' set enable_tidscan = on'),
       ('due', planned_once),
       ('make_ready', planned_once), ('blocked_keys', planned_once), ('destinations_with_messages', planned_once),
+      ('lanes_with_messages', planned_once),
       ('expire', planned_once), ('dead_letter', planned_once),
       -- By ctid, also if vacuum saw an empty outbox and any plan looks cheap; but what it calls uses an index.
       ('settle', planned_once || ' set enable_indexscan = off'),

@@ -156,7 +156,7 @@ grant execute on function
   outbox_internal.heartbeat, outbox_internal.report, outbox_internal.destinations, outbox_internal.leases,
   outbox_internal.leave, outbox_internal.purge_workers, outbox_internal.claim, outbox_internal.claim_waiting,
   outbox_internal.waits, outbox_internal.due, outbox_internal.next_due_ms, outbox_internal.blocked_keys,
-  outbox_internal.destinations_with_messages, outbox_internal.locate,
+  outbox_internal.destinations_with_messages, outbox_internal.lanes_with_messages, outbox_internal.locate,
   outbox_internal.work_begin, outbox_internal.work_refresh, outbox_internal.work_lease, outbox_internal.work_standbys,
   outbox_internal.work_quit, outbox_internal.work_rewinds, outbox_internal.work_shared_state, outbox_internal.work_wait,
   outbox_internal.work_report_in_flight, outbox_internal.work_claim_unleased, outbox_internal.work_events, outbox_internal.work_settle

@@ -104,6 +104,12 @@ impl Tables for WorkerContext {
         })
     }
 
+    fn lanes_with_messages(&self, lanes: &[(&str, Partition, i64)]) -> Result<Vec<usize>, TransactionFailure> {
+        in_transaction(c"outbox: look for messages", Durability::Relaxed, || {
+            self.store.protocol.lanes_with_messages(lanes)
+        })
+    }
+
     /// A commit with synchronous_commit off is visible before it is on disk.
     fn make_durable(&self) {
         txn::flush_wal(self.wal_position.take());

@@ -650,6 +650,12 @@ impl<R: Runtime> Destination<R> {
         self.admission.allowance.is_some() && !self.engine.has_poison_candidates(1)
     }
 
+    /// Whether it would claim only because of a rewind: all that is known has been read.
+    pub fn claims_only_for_rewinds(&self, now_ms: u64) -> bool {
+        let may_claim = self.sleep.is_none_or(|sleep| sleep.takes_due);
+        may_claim && self.engine.has_read_all(now_ms)
+    }
+
     /// Whether a request of a session sets the seq up to which this pass claims, although delivery is switched off.
     pub fn has_read_limit(&self, common: &Common<R>) -> bool {
         self.by_hand(common).is_some()

@@ -422,6 +422,17 @@ impl<D: Db> WorkerProtocol<D> {
         self.db.run(Statement::Text(sql), &[], |row| row.name(0))
     }
 
+    /// Of these lanes, the indexes of those that have messages in `outbox` from their seq on.
+    pub fn lanes_with_messages(&self, lanes: &[(&str, Partition, i64)]) -> Result<Vec<usize>, D::Error> {
+        let sql = "select l from outbox_internal.lanes_with_messages($1, $2, $3) l";
+        let args = [
+            Arg::Texts(lanes.iter().map(|(destination, ..)| Some(*destination)).collect()),
+            Arg::SmallInts(Some(lanes.iter().map(|(_, partition, _)| partition.as_i16()).collect())),
+            bigints(lanes.iter().map(|(.., seq)| *seq)),
+        ];
+        (self.db).run(Statement::Text(sql), &args, |row| Ok(row.count(0)? as usize))
+    }
+
     /// Writes the dispositions of claimed messages. Returns the number of rows that changed. `dead_blocks`: which
     /// messages wait behind a dead letter. `took_us`: delivery times, if the statement records them.
     pub fn settle(

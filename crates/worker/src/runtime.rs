@@ -24,6 +24,9 @@ pub trait Runtime: Memory {
     /// Whether sessions hand messages over in shared memory. If so, the worker splits long steps into parts and
     /// receives messages between them.
     const HAS_FAST_PATH: bool;
+    /// The most destinations that have read all else and read their lanes for rewinds that they share. If there are more, a
+    /// statement finds those that have messages.
+    const READERS_UNASKED: usize = 4;
     /// How often the worker removes the dead workers of the database; None = another process removes them.
     const PURGE_EVERY: Option<Duration>;
 

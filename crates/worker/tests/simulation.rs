@@ -324,6 +324,11 @@ fn a_worker_that_takes_a_rewind_and_does_not_read_is_found() {
 }
 
 #[test]
+fn a_worker_that_does_not_find_for_whom_a_shared_rewind_is_is_found() {
+    assert_finds(Flaw::SharedRewindUnread, "comes before it");
+}
+
+#[test]
 fn a_session_that_draws_before_it_announces_is_found() {
     assert_finds(Flaw::DrawsBeforeAnnouncing, "was handed over before");
 }

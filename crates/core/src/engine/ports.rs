@@ -68,6 +68,9 @@ pub trait Tables {
     /// The destinations that have messages which may be delivered, back off, wait behind another or block others. Costs
     /// nothing for the others.
     fn destinations_with_messages(&self) -> Result<Vec<String>, Self::Error>;
+    /// Of these lanes (destination, partition, the seq from which on it is read), the indexes of those that have messages
+    /// in `outbox`. Costs the same whatever waits in them.
+    fn lanes_with_messages(&self, lanes: &[(&str, Partition, i64)]) -> Result<Vec<usize>, Self::Error>;
     /// Moves due messages of these leases, of all destinations, from `outbox_waiting` back to `outbox`; None = of all
     /// partitions.
     fn bring_due(&self, leases: Option<&[HeldLease]>) -> Result<DueMessages, Self::Error>;

@@ -105,6 +105,10 @@ impl Tables for RefCell<Script> {
         Ok(Vec::new())
     }
 
+    fn lanes_with_messages(&self, _: &[(&str, Partition, i64)]) -> Result<Vec<usize>, Infallible> {
+        unreachable!("a worker asks, not an engine")
+    }
+
     fn blocked_keys(&self, _: &str, _: &[Partition]) -> Result<Vec<BlockedKey>, Infallible> {
         let mut script = self.borrow_mut();
         script.blocked_keys_read += 1;

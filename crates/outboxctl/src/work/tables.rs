@@ -73,6 +73,10 @@ impl Tables for WorkContext {
         self.session.protocol.destinations_with_messages()
     }
 
+    fn lanes_with_messages(&self, lanes: &[(&str, Partition, i64)]) -> Result<Vec<usize>, WorkError> {
+        self.session.protocol.lanes_with_messages(lanes)
+    }
+
     fn is_locked(error: &WorkError) -> bool {
         error.kind == WorkErrorKind::Locked
     }

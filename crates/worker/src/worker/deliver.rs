@@ -1,6 +1,7 @@
 //! The phases of a pass that take messages and settle them. A part of [`Worker`].
 //!
-//! 1. The rewinds of all destinations are taken. From time to time a survey finds those that have messages.
+//! 1. The rewinds of all destinations are taken, and those that they are for join the pass. From time to time a survey
+//!    finds all that have messages.
 //! 2. Each destination hands over what is ready, and decides how many messages it may take. If one lacks memory, others
 //!    give up what they keep back.
 //! 3. Due messages of all destinations are brought back, if any destination may claim.
@@ -14,14 +15,14 @@ use super::{Pause, SOON, Worker};
 use crate::destination::{Destination, give_up};
 use crate::rewinds::{RewindLane, Rewound};
 use crate::runtime::Runtime;
-use outbox_core::engine::{Arrived, Sharing, Tables as _, claimable};
+use outbox_core::engine::{Arrived, HeldLease, Sharing, Tables as _, claimable};
+use outbox_core::partition::Partition;
 use outbox_core::standbys::{Replication, Standby, WalPosition};
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
-/// This number of destinations read their lanes for rewinds that they share. If there are more, a survey finds those that
-/// have messages.
-const CLAIMS_WITHOUT_SURVEY: usize = 4;
+/// The most lanes that the statement for shared rewinds reads. Of more lanes a survey takes less time.
+const LANES_ASKED_MAX: usize = 1_000;
 /// The most states that are reported in a pass, so that a thousand connections that change at once delay no message.
 const REPORTS_MAX: usize = 10;
 /// How often all lanes are read from their start, to find rows that no rewind announced.
@@ -73,8 +74,9 @@ impl<R: Runtime> Worker<R> {
             wait_ms: self.common.settings.idle_backoff_ms,
         };
         self.check_standbys(pause)?;
-        let rewound = self.take_rewinds(pause)?;
-        self.survey(rewound, pause)?;
+        let shared = self.take_rewinds(pause)?;
+        self.share_out(shared, pause)?;
+        self.survey(pause)?;
         for index in self.roster.active() {
             self.note_alone(index, &mut delivered);
         }
@@ -293,14 +295,15 @@ impl<R: Runtime> Worker<R> {
 
     // ---- rewinds and due messages -----------------------------------------------------------------------------------
 
-    /// Takes the rewinds of all lanes, before any claim of the pass, unless nothing may be claimed. Returns the number of
-    /// destinations that must read for them, although a message may be for one of them alone.
-    fn take_rewinds(&mut self, pause: &mut Pause) -> Result<usize, R::Error> {
+    /// Takes the rewinds of all lanes, before any claim of the pass, unless nothing may be claimed. Returns those that may
+    /// be for destinations that have read all else: each with the index of the destination.
+    fn take_rewinds(&mut self, pause: &mut Pause) -> Result<Vec<(usize, Partition, i64)>, R::Error> {
+        let mut shared = Vec::new();
         let leases = claimable(&self.leases.held, &self.leases.leaving);
         if leases.is_empty() || self.common.rests || self.retry_at.is_some() {
-            return Ok(0);
+            return Ok(shared);
         }
-        let mut rewound = HashSet::new();
+        let now_ms = self.common.now_ms();
         match self.common.runtime.take_rewinds(self.roster.distinct_groups(), &leases) {
             Ok(rewinds) => {
                 for Rewound { partition, lane, seq } in rewinds {
@@ -313,42 +316,74 @@ impl<R: Runtime> Worker<R> {
                         continue;
                     }
                     for index in self.roster.in_lane(|group| group.lane(partition) == lane) {
-                        self.destinations[index].rewind(partition, seq);
-                        self.wake(index);
-                        rewound.insert(index);
+                        match self.destinations[index].claims_only_for_rewinds(now_ms) {
+                            true => shared.push((index, partition, seq)),
+                            // It claims anyway, or when it can.
+                            false => self.destinations[index].rewind(partition, seq),
+                        }
                     }
                 }
             }
             // Some may have been taken and then lost on the way, so all lanes are read from the start.
             Err(error) => {
                 pause.shorten(self.common.runtime.failed(error)?);
-                for index in 0..self.destinations.len() {
-                    let destination = &mut self.destinations[index];
-                    for (partition, _) in &leases {
-                        destination.rewind(*partition, 1);
-                        destination.unblock(*partition, 1);
-                    }
-                    self.wake(index);
-                    rewound.insert(index);
-                }
+                self.reread_from_start(&leases);
             }
         }
-        Ok(rewound.len())
+        Ok(shared)
     }
 
-    /// Finds the destinations that have messages, among those that must read: for rewinds that they share, in new leases,
-    /// and every `SWEEP_EVERY` in all, for rows that no rewind announced. One statement, whatever the number of
-    /// destinations; those without messages need none of their own. Called after the rewinds were taken.
-    fn survey(&mut self, rewound: usize, pause: &mut Pause) -> Result<(), R::Error> {
+    fn reread_from_start(&mut self, leases: &[HeldLease]) {
+        for index in 0..self.destinations.len() {
+            let destination = &mut self.destinations[index];
+            for (partition, _) in leases {
+                destination.rewind(*partition, 1);
+                destination.unblock(*partition, 1);
+            }
+            self.wake(index);
+        }
+        self.needs_survey = true;
+    }
+
+    /// Wakes the destinations that the rewinds are for. If many share them, one statement finds those that have messages;
+    /// its cost does not depend on what waits, nor on destinations that fail.
+    fn share_out(&mut self, mut shared: Vec<(usize, Partition, i64)>, pause: &mut Pause) -> Result<(), R::Error> {
+        let sharers: HashSet<usize> = shared.iter().map(|(index, ..)| *index).collect();
+        if shared.len() > LANES_ASKED_MAX {
+            self.needs_survey = true;
+        } else if sharers.len() > R::READERS_UNASKED {
+            let lane = |(index, partition, seq): &(usize, Partition, i64)| {
+                (&*self.destinations[*index].name, *partition, *seq)
+            };
+            let lanes: Vec<(&str, Partition, i64)> = shared.iter().map(lane).collect();
+            match self.common.runtime.tables().lanes_with_messages(&lanes) {
+                Ok(found) => {
+                    shared = found
+                        .into_iter()
+                        .filter_map(|place| shared.get(place).copied())
+                        .collect()
+                }
+                Err(error) => pause.shorten(self.common.runtime.failed(error)?), // all read
+            }
+        }
+        for (index, partition, seq) in shared {
+            self.destinations[index].rewind(partition, seq);
+            self.wake(index);
+        }
+        Ok(())
+    }
+
+    /// Finds the destinations that have messages, if that is needed, and every `SWEEP_EVERY` for rows that no rewind
+    /// announced. One statement, whatever the number of destinations; those without messages need none of their own.
+    /// Called after the rewinds were taken.
+    fn survey(&mut self, pause: &mut Pause) -> Result<(), R::Error> {
         let now = self.common.runtime.now();
         let is_idle = self.leases.held.is_empty() || self.common.rests || self.retry_at.is_some();
         let is_sweep = now >= self.sweep_due;
-        if is_idle || !(is_sweep || self.are_leases_new || rewound > CLAIMS_WITHOUT_SURVEY) {
+        if is_idle || !(is_sweep || self.needs_survey) {
             return Ok(());
         }
-        if is_sweep || self.are_leases_new {
-            (0..self.destinations.len()).for_each(|index| _ = self.wake(index));
-        }
+        (0..self.destinations.len()).for_each(|index| _ = self.wake(index));
         let found: HashSet<String> = match self.common.runtime.tables().destinations_with_messages() {
             Ok(found) => found.into_iter().collect(),
             Err(error) => {
@@ -356,7 +391,7 @@ impl<R: Runtime> Worker<R> {
                 return Ok(());
             }
         };
-        self.are_leases_new = false;
+        self.needs_survey = false;
         for index in self.roster.active() {
             let destination = &mut self.destinations[index];
             let has_none = !found.contains(&destination.name) && destination.found_none();

@@ -115,7 +115,7 @@ impl<R: Runtime> Worker<R> {
             for destination in &mut self.destinations {
                 destination.set_leases(&held, &decided.leaving);
             }
-            self.are_leases_new = true;
+            self.needs_survey = true;
             self.leases.leaving.clone_from(&decided.leaving);
         }
         (self.leases.held, self.leases.desired) = (held, decided.desired);

@@ -50,8 +50,8 @@ pub struct Worker<R: Runtime> {
     sharing: Sharing,
     leases: Leases,
     due: DueSchedule,
-    /// Whether leases have changed since the last survey.
-    are_leases_new: bool,
+    /// Whether leases have changed since the last survey, or it has to find what many rewinds are for.
+    needs_survey: bool,
     /// When all lanes are read from their start.
     sweep_due: Instant,
     /// Whether the last pass claimed nothing.
@@ -104,7 +104,7 @@ impl<R: Runtime> Worker<R> {
             sharing,
             leases: Leases::default(),
             due: DueSchedule::default(),
-            are_leases_new: true,
+            needs_survey: true,
             sweep_due: now,
             is_idle: false,
             is_first: false,

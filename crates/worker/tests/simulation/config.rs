@@ -13,6 +13,8 @@ pub enum Flaw {
     NoPeekAtRewind,
     /// A rewind is taken, and the lane is not read again.
     RewindTakenUnread,
+    /// Of destinations that share a rewind, none is found that has messages.
+    SharedRewindUnread,
     /// A session draws a seq, and announces its key only then.
     DrawsBeforeAnnouncing,
     /// Any worker takes the rewind, and not only the owner of the lane.

@@ -228,6 +228,7 @@ impl outbox_worker::Runtime for Host {
     type Tables = Self;
     type Publisher = DestinationPublisher;
     const HAS_FAST_PATH: bool = true;
+    const READERS_UNASKED: usize = 0;
     const PURGE_EVERY: Option<Duration> = None;
 
     fn bounds(&self) -> Bounds {
@@ -733,6 +734,17 @@ impl Tables for Host {
         self.transaction(|world, _| {
             let found = world.tables.destinations_with_messages().into_iter();
             found.map(|destination| DESTINATIONS[destination].to_owned()).collect()
+        })
+    }
+
+    fn lanes_with_messages(&self, lanes: &[(&str, Partition, i64)]) -> Result<Vec<usize>, Failed> {
+        self.transaction(|world, _| {
+            let is_flawed = world.config.flaw == Some(Flaw::SharedRewindUnread);
+            let has_messages = |(destination, partition, seq): &(&str, Partition, i64)| {
+                let destination = destination_number(destination);
+                !is_flawed && world.tables.has_from(partition.index(), destination, *seq)
+            };
+            (0..lanes.len()).filter(|lane| has_messages(&lanes[*lane])).collect()
         })
     }
 

@@ -306,6 +306,11 @@ impl Tables {
         blocked_keys
     }
 
+    pub fn has_from(&self, partition: u16, destination: usize, seq: i64) -> bool {
+        let mut rows = self.outbox[usize::from(partition)].range(seq..);
+        rows.any(|(_, row)| row.destination == destination)
+    }
+
     pub fn destinations_with_messages(&self) -> BTreeSet<usize> {
         let ready = self
             .outbox

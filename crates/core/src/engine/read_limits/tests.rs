@@ -152,6 +152,10 @@ impl Tables for RefCell<Table> {
         Ok(Vec::new())
     }
 
+    fn lanes_with_messages(&self, _: &[(&str, Partition, i64)]) -> Result<Vec<usize>, Infallible> {
+        unreachable!("a worker asks, not an engine")
+    }
+
     fn blocked_keys(&self, _: &str, _: &[Partition]) -> Result<Vec<BlockedKey>, Infallible> {
         let table = self.borrow();
         let blockers = table.waiting.iter().chain(&table.dead).map(|seq| (*seq, Some(*seq)));
