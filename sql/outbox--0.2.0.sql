@@ -2296,30 +2296,30 @@ security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
   return query
-  with recursive behind as ( -- one lookup in the index for each key, whatever waits in it
-    (select w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g' and w.destination = of_destination
-     order by w.destination, w.partition, w.key collate "C" limit 1)
+  select p.n, f.key, min(f.blocker), bool_or(f.followers)
+  from unnest(partitions) p (n) cross join lateral (
+    (with recursive behind as ( -- one lookup in the index for each key, whatever waits in it
+       (select w.key from @extschema@.outbox_waiting w
+        where w.state = 'g' and w.destination = of_destination and w.partition = p.n
+        order by w.destination, w.partition, w.key collate "C" limit 1)
+       union all
+       select n.* from behind b cross join lateral (
+         select w.key from @extschema@.outbox_waiting w
+         where w.state = 'g' and w.destination = of_destination and w.partition = p.n
+           and w.key collate "C" > b.key
+         order by w.destination, w.partition, w.key collate "C" limit 1) n
+     ) select b.key, null::bigint as blocker, true as followers from behind b)
     union all
-    select n.* from behind b cross join lateral (
-      select w.partition, w.key from @extschema@.outbox_waiting w
-      where w.state = 'g' and w.destination = of_destination
-        and (w.partition, w.key collate "C") > (b.partition, b.key)
-      order by w.destination, w.partition, w.key collate "C" limit 1) n
-  ), found as (
-    select b.partition, b.key, null::bigint as blocker, true as followers from behind b where b.partition = any (partitions)
+    (select w.key, w.seq, false from @extschema@.outbox_waiting w
+     where w.state = 'b' and w.destination = of_destination and w.partition = p.n and w.key is not null)
     union all
-    select f.* from unnest(partitions) p (n) cross join lateral (
-      (select p.n, w.key, w.seq, false from @extschema@.outbox_waiting w
-       where w.state = 'b' and w.destination = of_destination and w.partition = p.n and w.key is not null)
-      union all
-      (select p.n, null, w.seq, false from @extschema@.outbox_waiting w -- of those without a key, the first
-       where w.state = 'b' and w.destination = of_destination and w.partition = p.n and w.key is null
-       order by w.seq limit 1)
-      union all
-      (select p.n, d.key, d.seq, false from @extschema@.outbox_dead d
-       where d.blocks and d.destination = of_destination and d.partition = p.n)) f
-  )
-  select f.partition, f.key, min(f.blocker), bool_or(f.followers) from found f group by 1, 2;
+    (select null, w.seq, false from @extschema@.outbox_waiting w -- of those without a key, the first
+     where w.state = 'b' and w.destination = of_destination and w.partition = p.n and w.key is null
+     order by w.seq limit 1)
+    union all
+    (select d.key, d.seq, false from @extschema@.outbox_dead d
+     where d.blocks and d.destination = of_destination and d.partition = p.n)) f
+  group by 1, 2;
 end
 $$;
 comment on function outbox_internal.blocked_keys(text, smallint[]) is
@@ -5080,6 +5080,10 @@ with connection as (
          current_setting('outbox.worker_role') as worker_role, current_setting('outbox.workers')::integer as workers,
          exists (select from outbox_internal.live_workers) as has_worker
   from outbox_internal.shared_memory('server') s (n)
+), fill as materialized ( -- its numbers are NULL if the server has no entry for the destination
+  select d.destination, f.n[11]::bigint as pending, f.n[12]::bigint as most, f.n is null as is_uncounted
+  from outbox_internal.destinations() d
+  left join lateral outbox_internal.shared_memory('statistics', d.destination) f (n) on true
 ), waiting as materialized ( -- read once for all checks
   select f.destination, f.partition, f.seq, f.enqueued_at, f.is_blocked, f.is_stopped from outbox_internal.first_shown f
 ), own_table as (
@@ -5421,15 +5425,20 @@ left join lateral (
   limit 1) d on true
 where c.blocking > 0
 union all
-select 'room', d.destination,
+select 'room', p.destination,
        format('%s of %s messages pending: %s', p.pending, p.most,
               case when p.pending >= p.most then 'the queue is full, enqueue is refused' else 'the queue is nearly full' end),
        'see the other checks for why they wait; or raise the limit: '
-         || outbox_internal.setting_command('outbox.max_pending', (2 * p.most)::text, d.destination)
-from outbox_internal.destinations() d
-cross join lateral outbox_internal.shared_memory('statistics', d.destination) f (n)
-cross join lateral (select f.n[11]::bigint as pending, f.n[12]::bigint as most) p
-where p.pending >= 0.9 * p.most
+         || outbox_internal.setting_command('outbox.max_pending', (2 * p.most)::text, p.destination)
+from fill p where p.pending >= 0.9 * p.most
+union all
+select 'room', null,
+       format('%s destination(s) have neither statistics nor max_pending, for example %s: the server has room for those of'
+              ' 4096', count(*), min(p.destination)),
+       'drop destinations that get no messages any more, or move a database to another server'
+from fill p where p.is_uncounted and exists (
+  select from connection c where c.destination = p.destination and c.worker_id like 'server-%')
+having count(*) > 0
 union all
 select 'transactions', null,
        string_agg(case when t.prepared

@@ -180,6 +180,24 @@ fn the_search_for_the_destination_of_a_rewind_costs_the_same_whatever_waits_or_i
 }
 
 #[test]
+fn the_blocked_keys_of_a_partition_cost_the_same_whatever_is_blocked_in_others() {
+    for (which, made) in STATISTICS {
+        let (_cluster, mut client) = with_statistics(made);
+        let read = "select * from outbox_internal.blocked_keys('d', '{2}')";
+        let mut costs_after = |partition: i64, keys: i64| {
+            client.run(&format!(
+                "insert into outbox_waiting (seq, enqueued_at, partition, state, destination, key)
+                 select {partition} * 100000 + n, now(), {partition}, 'g', 'd', n::text from generate_series(1, {keys}) n"
+            ));
+            blocks(&mut client, read)
+        };
+        let costs = [(2, 20), (1, 10_000), (3, 10_000)].map(|(partition, keys)| costs_after(partition, keys));
+        // The index has one or two levels more, which are read for each key.
+        assert!(costs[2] < costs[0] * 3, "{which}: {costs:?} blocks");
+    }
+}
+
+#[test]
 fn a_notice_costs_the_same_with_few_and_many_dead_letters() {
     for (which, made) in STATISTICS {
         let (_cluster, mut client) = with_statistics(made);

@@ -594,30 +594,30 @@ security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
   return query
-  with recursive behind as ( -- one lookup in the index for each key, whatever waits in it
-    (select w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g' and w.destination = of_destination
-     order by w.destination, w.partition, w.key collate "C" limit 1)
+  select p.n, f.key, min(f.blocker), bool_or(f.followers)
+  from unnest(partitions) p (n) cross join lateral (
+    (with recursive behind as ( -- one lookup in the index for each key, whatever waits in it
+       (select w.key from @extschema@.outbox_waiting w
+        where w.state = 'g' and w.destination = of_destination and w.partition = p.n
+        order by w.destination, w.partition, w.key collate "C" limit 1)
+       union all
+       select n.* from behind b cross join lateral (
+         select w.key from @extschema@.outbox_waiting w
+         where w.state = 'g' and w.destination = of_destination and w.partition = p.n
+           and w.key collate "C" > b.key
+         order by w.destination, w.partition, w.key collate "C" limit 1) n
+     ) select b.key, null::bigint as blocker, true as followers from behind b)
     union all
-    select n.* from behind b cross join lateral (
-      select w.partition, w.key from @extschema@.outbox_waiting w
-      where w.state = 'g' and w.destination = of_destination
-        and (w.partition, w.key collate "C") > (b.partition, b.key)
-      order by w.destination, w.partition, w.key collate "C" limit 1) n
-  ), found as (
-    select b.partition, b.key, null::bigint as blocker, true as followers from behind b where b.partition = any (partitions)
+    (select w.key, w.seq, false from @extschema@.outbox_waiting w
+     where w.state = 'b' and w.destination = of_destination and w.partition = p.n and w.key is not null)
     union all
-    select f.* from unnest(partitions) p (n) cross join lateral (
-      (select p.n, w.key, w.seq, false from @extschema@.outbox_waiting w
-       where w.state = 'b' and w.destination = of_destination and w.partition = p.n and w.key is not null)
-      union all
-      (select p.n, null, w.seq, false from @extschema@.outbox_waiting w -- of those without a key, the first
-       where w.state = 'b' and w.destination = of_destination and w.partition = p.n and w.key is null
-       order by w.seq limit 1)
-      union all
-      (select p.n, d.key, d.seq, false from @extschema@.outbox_dead d
-       where d.blocks and d.destination = of_destination and d.partition = p.n)) f
-  )
-  select f.partition, f.key, min(f.blocker), bool_or(f.followers) from found f group by 1, 2;
+    (select null, w.seq, false from @extschema@.outbox_waiting w -- of those without a key, the first
+     where w.state = 'b' and w.destination = of_destination and w.partition = p.n and w.key is null
+     order by w.seq limit 1)
+    union all
+    (select d.key, d.seq, false from @extschema@.outbox_dead d
+     where d.blocks and d.destination = of_destination and d.partition = p.n)) f
+  group by 1, 2;
 end
 $$;
 comment on function outbox_internal.blocked_keys(text, smallint[]) is

@@ -88,6 +88,8 @@ pub struct Engine {
     fresh: HashSet<Partition>,
     /// Partitions where a message that blocked others may be gone. The next claim reads their blocked keys.
     unblocked: HashSet<Partition>,
+    /// Partitions whose blocked keys are read again, some with each claim, to find what no rewind announced.
+    swept: HashSet<Partition>,
     /// The seq up to which each lane has been read.
     cursors: Cursors,
     /// Rewinds that the next claim applies to the cursors. Until then they hold back as those that nobody has taken.
@@ -149,6 +151,7 @@ impl Engine {
             leaving: HashSet::new(),
             fresh: HashSet::new(),
             unblocked: HashSet::new(),
+            swept: HashSet::new(),
             cursors: Cursors::default(),
             rewinds: HashMap::new(),
             key_order: KeyOrder::default(),

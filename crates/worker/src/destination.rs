@@ -676,9 +676,9 @@ impl<R: Runtime> Destination<R> {
         self.request.is_none() && self.engine.found_none()
     }
 
-    /// Lets the next claim read all lanes and blocked keys from the tables again.
-    pub fn reread_all(&mut self) {
-        self.engine.reread_all();
+    /// Lets the next claims read all lanes and blocked keys from the tables again.
+    pub fn sweep(&mut self) {
+        self.engine.sweep();
     }
 
     /// When the first of the messages is due that were settled since the last call and are to be retried, in ms; MAX =

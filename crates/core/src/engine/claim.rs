@@ -35,6 +35,8 @@ use std::collections::{HashMap, HashSet};
 
 /// How long lanes are claimed one by one, in ms, after rows of one were locked.
 const LANE_BY_LANE_MS: u64 = 5_000;
+/// About this number of blocked keys is read with a claim for a sweep.
+pub(super) const SWEPT_KEYS: usize = 1_000;
 
 /// The result of a claim.
 #[derive(Debug)]
@@ -305,7 +307,7 @@ impl Engine {
     /// Whether all that is known to be in the lanes has been read, so that a claim would find nothing.
     pub fn has_read_all(&self, now_ms: u64) -> bool {
         let has_news = !self.rewinds.is_empty() || !self.fresh.is_empty() || !self.unblocked.is_empty();
-        !self.wants_more() && !has_news && now_ms < self.reread_at_ms
+        !self.wants_more() && !has_news && self.swept.is_empty() && now_ms < self.reread_at_ms
     }
 
     /// A message from `seq` on that blocked others of its key may be gone. Returns whether that matters here: then the
@@ -328,6 +330,7 @@ impl Engine {
             }
             self.fresh.clear();
             self.unblocked.clear();
+            self.swept.clear();
             self.rewinds.clear();
             (self.full, self.drains, self.reread_at_ms) = (false, false, u64::MAX);
         }
@@ -339,8 +342,8 @@ impl Engine {
         now_ms < self.put_off_until_ms
     }
 
-    /// Reads the blocked keys of newly leased partitions, of those where a blocker may be gone, and of all partitions if
-    /// `reread_all` was called. The lanes of these partitions are then read from the start.
+    /// Reads the blocked keys of newly leased partitions, of those where a blocker may be gone, of some that a sweep is to
+    /// read, and of all partitions if `reread_all` was called. The lanes of these partitions are then read from the start.
     fn read_blocked_keys<T: Tables>(
         &mut self,
         tables: &T,
@@ -349,8 +352,14 @@ impl Engine {
         rules: &Rules,
     ) -> Result<(), T::Error> {
         let all = now_ms >= self.reread_at_ms;
+        // What a claim reads for a sweep does not grow with the keys that are blocked, unless they are in one partition.
+        let mut sweeps = (leases.len() * SWEPT_KEYS / self.key_order.keys().max(1)).max(1);
         let to_read: Vec<Partition> = (leases.iter().map(|(partition, _)| *partition))
-            .filter(|partition| all || self.fresh.contains(partition) || self.unblocked.contains(partition))
+            .filter(|partition| {
+                let is_swept = self.swept.contains(partition) && sweeps > 0;
+                sweeps -= usize::from(is_swept);
+                all || is_swept || self.fresh.contains(partition) || self.unblocked.contains(partition)
+            })
             .collect();
         if to_read.is_empty() {
             return Ok(());
@@ -373,6 +382,7 @@ impl Engine {
         for partition in to_read {
             self.fresh.remove(&partition);
             self.unblocked.remove(&partition);
+            self.swept.remove(&partition);
             self.cursors.restart(partition);
         }
         if all {

@@ -53,6 +53,7 @@ impl Engine {
         let is_held = |partition: &Partition| held.iter().any(|(still, _)| still == partition);
         self.fresh.retain(is_held);
         self.unblocked.retain(is_held);
+        self.swept.retain(is_held);
         let parked = self
             .key_order
             .give_up_unsent(|partition| leaving.contains(&partition), |_| false);
@@ -68,9 +69,13 @@ impl Engine {
         self.forget_fast();
     }
 
-    /// Lets the next claim read all lanes and blocked keys from the tables again, because the rules changed, or to find
-    /// rows that no rewind announced.
+    /// Lets the next claim read all lanes and blocked keys from the tables again, because the rules changed.
     pub fn reread_all(&mut self) {
         self.reread_at_ms = 0;
+    }
+
+    /// Lets the next claims read all lanes and blocked keys from the tables again, to find rows that no rewind announced.
+    pub fn sweep(&mut self) {
+        self.swept.extend(self.leases.iter().map(|(partition, _)| *partition));
     }
 }

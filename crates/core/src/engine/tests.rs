@@ -1,6 +1,7 @@
 //! Tests of what the engine promises besides the order of keys. The simulation in crates/worker/tests once found each
 //! of these promises broken.
 
+use super::claim::SWEPT_KEYS;
 use super::cursors::{END, START};
 use super::due::DUE_EVERY_MS;
 use super::*;
@@ -26,6 +27,10 @@ pub(super) struct Script {
     due: Vec<i64>,
     pub(super) blocker: Option<i64>,
     pub(super) blocked_keys_read: usize,
+    /// The number of blocked keys of each partition, besides.
+    keys: i64,
+    /// The partitions whose blocked keys were read.
+    read: Vec<Vec<Partition>>,
     /// The cursor and the read limit of each lane of the last claim.
     pub(super) lanes: Vec<(i64, i64)>,
 }
@@ -109,9 +114,25 @@ impl Tables for RefCell<Script> {
         unreachable!("a worker asks, not an engine")
     }
 
-    fn blocked_keys(&self, _: &str, _: &[Partition]) -> Result<Vec<BlockedKey>, Infallible> {
+    fn blocked_keys(&self, _: &str, partitions: &[Partition]) -> Result<Vec<BlockedKey>, Infallible> {
         let mut script = self.borrow_mut();
         script.blocked_keys_read += 1;
+        script.read.push(partitions.to_vec());
+        if script.keys > 0 {
+            let of_partition = |partition: &Partition| {
+                let of_key = |seq: i64| BlockedKey {
+                    key: OrderedKey {
+                        partition: *partition,
+                        destination: "default".into(),
+                        key: Some(seq.to_string()),
+                    },
+                    blocker: Some(seq),
+                    followers: false,
+                };
+                (1..=script.keys).map(of_key).collect::<Vec<_>>()
+            };
+            return Ok(partitions.iter().flat_map(of_partition).collect());
+        }
         let found = script.blocker.map(|blocker| BlockedKey {
             key: OrderedKey::of(&batch(&[blocker]).rows[0].pointer, Ordering::Key).unwrap(),
             blocker: Some(blocker),
@@ -497,6 +518,35 @@ fn a_blocker_that_may_be_gone_is_searched_for_again_soon() {
     claim(&mut engine, &mut script, &shared, 20, 0);
     claim(&mut engine, &mut script, &shared, 10 + DUE_EVERY_MS, 0);
     assert_eq!(engine.ordered_keys(), 0);
+}
+
+#[test]
+fn a_sweep_reads_many_blocked_keys_in_parts_and_what_is_unblocked_at_once() {
+    let (mut engine, shared) = (engine(), Shared::default());
+    let partitions: Vec<Partition> = (0..8).map(|index| Partition::new(index).unwrap()).collect();
+    engine.set_leases(
+        partitions.iter().map(|partition| (*partition, 1)).collect(),
+        HashSet::new(),
+    );
+    let mut script = Script {
+        keys: SWEPT_KEYS as i64 / 2,
+        ..Script::default()
+    };
+    claim(&mut engine, &mut script, &shared, 0, 0);
+    assert_eq!(script.read.len(), 1, "all new leases at once");
+    script.read.clear();
+    engine.sweep();
+    let last = partitions[7];
+    assert!(engine.unblock(last, 1));
+    for now_ms in 1..10 {
+        claim(&mut engine, &mut script, &shared, now_ms, 0);
+        assert_eq!(engine.has_read_all(now_ms), now_ms >= 4, "{:?}", script.read);
+    }
+    let counts: Vec<usize> = script.read.iter().map(Vec::len).collect();
+    assert_eq!(counts, [3, 2, 2, 1], "{:?}", script.read);
+    assert!(script.read[0].contains(&last));
+    let read: HashSet<Partition> = script.read.concat().into_iter().collect();
+    assert_eq!(read.len(), 8);
 }
 
 #[test]

@@ -396,7 +396,7 @@ impl<R: Runtime> Worker<R> {
             let destination = &mut self.destinations[index];
             let has_none = !found.contains(&destination.name) && destination.found_none();
             if is_sweep && !has_none {
-                destination.reread_all();
+                destination.sweep();
             }
         }
         if is_sweep {
