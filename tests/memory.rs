@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use support::courier::{Outside, make_courier};
+use support::process::peak_mib;
 use support::wait::pass_time_until;
 use support::{Cluster, Receiver, Reply};
-use support::{DB, unconnected_cluster, wait_drained, wait_true};
+use support::{DB, create_destinations, publish_to_each, unconnected_cluster, wait_drained, wait_true};
 
 /// The limit that docs/operate/sizes.md states.
 const MIB_MAX: u64 = 256;
@@ -46,30 +47,6 @@ impl Site {
         Self { cluster, outside }
     }
 
-    /// Creates destinations with the names d1, d2 …, of this wrapper and with these options; %s is their number.
-    fn create(&self, count: usize, wrapper: &str, options: &str) {
-        let options = options.replace('\'', "''");
-        let create = format!("create server %1$I foreign data wrapper {wrapper} options ({options})");
-        let create = format!("execute format('{create}', 'd' || n, n)");
-        self.cluster.exec(
-            DB,
-            &format!("do $$ begin for n in 1..{count} loop {create}; end loop; end $$"),
-        );
-    }
-
-    /// Publishes `each` events, and enqueues each of them for all destinations.
-    fn publish(&self, count: usize, each: usize, payload: &str) {
-        let seqs = format!(
-            "array(select outbox_publish('T', {payload}, 'o', i::text, destination => 'd1') from generate_series(1, {each}) i)"
-        );
-        let enqueue =
-            format!("for n in 2..{count} loop perform outbox_enqueue_many(seqs, destination => 'd' || n); end loop");
-        self.cluster.exec(
-            DB,
-            &format!("do $$ declare seqs bigint[] := {seqs}; begin {enqueue}; end $$"),
-        );
-    }
-
     fn wait_in_flight(&self, at_least: usize) {
         let in_flight = format!("select sum(in_flight) >= {at_least} from outbox_destination_status");
         wait_true(&self.cluster, &format!("{at_least} messages in flight"), &in_flight);
@@ -82,10 +59,7 @@ impl Site {
                 .cluster
                 .query_one::<i32>(DB, "select pid from outbox_worker_status where alive") as u32,
         };
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the status of a process");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kib = line.and_then(|line| line.split_whitespace().next()).expect("VmHWM");
-        let peak = kib.parse::<u64>().expect("a number") / 1024;
+        let peak = peak_mib(pid);
         println!("{what}: {peak} MiB");
         assert!(peak <= MIB_MAX, "{what}: {peak} MiB");
     }
@@ -101,23 +75,31 @@ fn receivers_that_hang(is_outside: bool, (count, payload, each, in_flight): (usi
     });
     let works = Receiver::start(|_| Reply::status(200));
     let site = Site::start(is_outside, &[]);
-    site.create(count, "outbox_http", &format!("url '{}%2$s'", hanging.url("/")));
-    let url = works.url("/");
-    site.cluster.exec(
-        DB,
-        &format!("create server w foreign data wrapper outbox_http options (url '{url}')"),
+    create_destinations(
+        &site.cluster,
+        "d",
+        count,
+        "outbox_http",
+        &format!("url '{}#'", hanging.url("/")),
     );
-    site.publish(count, 1, "'{}'");
+    create_destinations(
+        &site.cluster,
+        "w",
+        1,
+        "outbox_http",
+        &format!("url '{}'", works.url("/")),
+    );
+    publish_to_each(&site.cluster, "d", count, 1, "'{}'");
     wait_drained(&site.cluster);
     hangs.store(true, Ordering::SeqCst);
-    site.publish(count, each, payload);
+    publish_to_each(&site.cluster, "d", count, each, payload);
     site.wait_in_flight(in_flight);
     for _ in 0..20 {
         let seq: i64 = (site.cluster).query_one(
             DB,
-            &format!("select outbox_publish('T', {payload}, destination => 'w')"),
+            &format!("select outbox_publish('T', {payload}, destination => 'w1')"),
         );
-        let is_over = format!("select not exists (select from outbox where seq = {seq} and destination = 'w')");
+        let is_over = format!("select not exists (select from outbox where seq = {seq} and destination = 'w1')");
         wait_true(&site.cluster, "the receiver that works", &is_over);
     }
     site.assert_peak(&format!("{count} that hang, outside: {is_outside}"));
@@ -148,8 +130,14 @@ fn a_worker_takes_bounded_memory_for_receivers_that_are_slow() {
             Reply::status(200)
         });
         let site = Site::start(is_outside, &[]);
-        site.create(60, "outbox_http", &format!("url '{}%2$s'", slow.url("/")));
-        site.publish(60, 8, LARGE);
+        create_destinations(
+            &site.cluster,
+            "d",
+            60,
+            "outbox_http",
+            &format!("url '{}#'", slow.url("/")),
+        );
+        publish_to_each(&site.cluster, "d", 60, 8, LARGE);
         let none = "select not exists (select from outbox) and not exists (select from outbox_waiting)";
         support::wait_until("all messages", support::LONG, || {
             slow.take_requests(); // their bodies

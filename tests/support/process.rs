@@ -167,6 +167,14 @@ pub fn children_of(pid: u32) -> Vec<u32> {
         .collect()
 }
 
+/// The most memory that the process has had at a time, in MiB.
+pub fn peak_mib(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the status of a process");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()).expect("VmHWM");
+    kib.parse::<u64>().expect("a number") / 1024
+}
+
 /// Waits until none of `pids` runs any more. A zombie counts as ended, for its parent may be an init that never reaps.
 /// A zombie with other threads does not count: they end after the first thread and hold the shared memory until then.
 pub fn wait_until_ended(what: &str, pids: &[u32], timeout: Duration) {

@@ -110,6 +110,29 @@ pub fn unconnected_builder(url: &str, exchange: &str, conf: &[&str]) -> ClusterB
     conf.iter().fold(builder, |builder, line| builder.conf(line))
 }
 
+/// Creates destinations whose names are the prefix and a number from 1; a # in the options stands for that number.
+pub fn create_destinations(cluster: &Cluster, prefix: &str, count: usize, wrapper: &str, options: &str) {
+    let create = format!("create server \"{prefix}#\" foreign data wrapper {wrapper} options ({options})");
+    let each = format!("execute replace($sql${create}$sql$, '#', n::text)");
+    cluster.exec(
+        DB,
+        &format!("do $do$ begin for n in 1..{count} loop {each}; end loop; end $do$"),
+    );
+}
+
+/// Publishes `each` events, and enqueues each of them for all these destinations. `payload` is SQL.
+pub fn publish_to_each(cluster: &Cluster, prefix: &str, count: usize, each: usize, payload: &str) {
+    let publish = format!("outbox_publish('T', {payload}, 'o', i::text, destination => '{prefix}1')");
+    let enqueue = format!("perform outbox_enqueue_many(seqs, destination => '{prefix}' || n)");
+    cluster.exec(
+        DB,
+        &format!(
+            "do $$ declare seqs bigint[] := array(select {publish} from generate_series(1, {each}) i);
+             begin for n in 2..{count} loop {enqueue}; end loop; end $$"
+        ),
+    );
+}
+
 /// A line of postgresql.conf: no workers and no maintenance for this database. With `outbox.workers = 0` maintenance
 /// would still run and race with a test that makes old or expired rows.
 pub const NOTHING_RUNS: &str = "outbox.databases = 'another'";

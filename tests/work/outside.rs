@@ -11,8 +11,8 @@ use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
 use support::oracle::{arrived, judge};
 use support::{
-    DB, LONG, Session, Stage, all_of, as_survived, exchange_and_queue, exchange_and_queue_with, extremes, miss_standby,
-    refused, wait_drained, wait_healthy, wait_published, wait_true, within,
+    DB, LONG, Session, Stage, all_of, as_survived, create_destinations, exchange_and_queue, exchange_and_queue_with,
+    extremes, miss_standby, refused, wait_drained, wait_healthy, wait_published, wait_true, within,
 };
 
 fn plan() -> Plan {
@@ -47,11 +47,7 @@ fn an_idle_worker_outside_waits_in_the_server_and_reads_shared_memory_once_a_pas
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = without_workers(broker, &exchange, &["track_functions = all"]);
-    let create = "execute format('create server %I foreign data wrapper outbox_http options (url %L)', 'd' || n, 'http://127.0.0.1:1/')";
-    cluster.exec(
-        DB,
-        &format!("do $$ begin for n in 1..50 loop {create}; end loop; end $$"),
-    );
+    create_destinations(&cluster, "d", 50, "outbox_http", "url 'http://127.0.0.1:1/'");
     let outside = Outside::start(&cluster, "idler");
     cluster.exec(DB, "select outbox_publish('T', '{}')");
     wait_published(&cluster, 1);

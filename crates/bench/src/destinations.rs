@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::{Receiver, Reply};
+use support::{Receiver, Reply, create_destinations, publish_to_each};
 
 use crate::cpu;
 use crate::options::{Options, Placement};
@@ -50,12 +50,18 @@ impl Site {
     fn start(count: usize, options: &Options, report: &mut BenchReport) -> Self {
         // Through the table: a message of the fast path names its destination, and needs no claim.
         let conf = ["outbox.fast_path = off", "outbox.confirm_timeout = '1h'"];
-        let mut servers = Servers::start(Placement::Unpinned, options.first_queue(), &conf, report);
+        let servers = Servers::start(Placement::Unpinned, options.first_queue(), &conf, report);
         let (works, hangs) = (
             Receiver::start(|_| Reply::status(200)),
             Receiver::start(|_| Reply::Hang),
         );
-        create(&mut servers, "d", count, &works);
+        create_destinations(
+            &servers.cluster,
+            "d",
+            count,
+            "outbox_http",
+            &format!("url '{}#'", works.url("/")),
+        );
         let mut site = Self {
             servers,
             works,
@@ -104,10 +110,9 @@ impl Site {
         // Others in each run: their messages stay when they are dropped.
         self.timeout_s -= 1;
         let prefix = format!("h{}-", self.timeout_s);
-        create(&mut self.servers, &prefix, HANG, &self.hangs);
-        let publish = format!("outbox_publish('T', '{{}}', destination => '{prefix}' || n)");
-        self.servers
-            .sql_execute(&format!("select {publish} from generate_series(1, {HANG}) n"));
+        let url = format!("url '{}#'", self.hangs.url("/"));
+        create_destinations(&self.servers.cluster, &prefix, HANG, "outbox_http", &url);
+        publish_to_each(&self.servers.cluster, &prefix, HANG, 1, "'{}'");
         let began = Instant::now();
         while self.hangs.requests().len() < HANG {
             assert!(began.elapsed() < LONG, "the messages do not arrive");
@@ -123,13 +128,4 @@ impl Site {
         self.hangs.take_requests();
         replaced.max(dropped)
     }
-}
-
-fn create(servers: &mut Servers, prefix: &str, count: usize, receiver: &Receiver) {
-    let url = receiver.url("/");
-    servers.sql_execute(&format!(
-        "do $$ begin for n in 1..{count} loop
-           execute format('create server %I foreign data wrapper outbox_http options (url %L)', '{prefix}' || n, '{url}' || n);
-         end loop; end $$"
-    ));
 }

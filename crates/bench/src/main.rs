@@ -10,7 +10,7 @@
 //! | `bare` | how fast is lapin alone? |
 //! | `backlog` | how fast does the outbox drain? |
 //! | `clients` | how long do transactions of an application take, and when does the consumer have the message? |
-//! | `drain`, `shapes`, `latency`, `http`, `destinations`, `capture`, `idle`, `peers`, `profile` | the rows |
+//! | `drain`, `shapes`, `latency`, `http`, `destinations`, `memory`, `capture`, `idle`, `peers`, `profile` | the rows |
 //! | `stats`, `report` | what do the samples show, and how are they printed? |
 //!
 //! docs/benchmark-rows.md explains the rows.
@@ -27,6 +27,7 @@ mod events;
 mod http;
 mod idle;
 mod latency;
+mod memory;
 mod options;
 mod peers;
 mod profile;
@@ -54,6 +55,7 @@ fn main() {
             RowName::Backlog => shapes::large_backlog(&options, &mut report),
             RowName::Http => http::http(&options, &mut report),
             RowName::Destinations => destinations::destinations(&options, &mut report),
+            RowName::Memory => memory::memory(&mut report),
             RowName::Capture => capture::capture(&options, &mut report),
             RowName::Idle => idle::idle(&options, &mut report),
             RowName::Peers => peers::peers(&options, &mut report),

@@ -50,6 +50,7 @@ pub enum RowName {
     Backlog,
     Http,
     Destinations,
+    Memory,
     Capture,
     Idle,
     Peers,
