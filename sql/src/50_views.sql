@@ -608,6 +608,10 @@ with connection as (
          current_setting('outbox.worker_role') as worker_role, current_setting('outbox.workers')::integer as workers,
          exists (select from outbox_internal.live_workers) as has_worker
   from outbox_internal.shared_memory('server') s (n)
+), fill as materialized ( -- its numbers are NULL if the server has no entry for the destination
+  select d.destination, f.n[11]::bigint as pending, f.n[12]::bigint as most, f.n is null as is_uncounted
+  from outbox_internal.destinations() d
+  left join lateral outbox_internal.shared_memory('statistics', d.destination) f (n) on true
 ), waiting as materialized ( -- read once for all checks
   select f.destination, f.partition, f.seq, f.enqueued_at, f.is_blocked, f.is_stopped from outbox_internal.first_shown f
 ), own_table as (
@@ -949,15 +953,20 @@ left join lateral (
   limit 1) d on true
 where c.blocking > 0
 union all
-select 'room', d.destination,
+select 'room', p.destination,
        format('%s of %s messages pending: %s', p.pending, p.most,
               case when p.pending >= p.most then 'the queue is full, enqueue is refused' else 'the queue is nearly full' end),
        'see the other checks for why they wait; or raise the limit: '
-         || outbox_internal.setting_command('outbox.max_pending', (2 * p.most)::text, d.destination)
-from outbox_internal.destinations() d
-cross join lateral outbox_internal.shared_memory('statistics', d.destination) f (n)
-cross join lateral (select f.n[11]::bigint as pending, f.n[12]::bigint as most) p
-where p.pending >= 0.9 * p.most
+         || outbox_internal.setting_command('outbox.max_pending', (2 * p.most)::text, p.destination)
+from fill p where p.pending >= 0.9 * p.most
+union all
+select 'room', null,
+       format('%s destination(s) have neither statistics nor max_pending, for example %s: the server has room for those of'
+              ' 4096', count(*), min(p.destination)),
+       'drop destinations that get no messages any more, or move a database to another server'
+from fill p where p.is_uncounted and exists (
+  select from connection c where c.destination = p.destination and c.worker_id like 'server-%')
+having count(*) > 0
 union all
 select 'transactions', null,
        string_agg(case when t.prepared

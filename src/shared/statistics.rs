@@ -168,30 +168,47 @@ impl DestinationEntry {
 /// The statistics of a destination that this worker serves. The worker counts as serving it until this value is dropped
 /// or the process ends.
 pub struct DestinationStats {
+    name: u64,
+    /// None while all entries are taken.
     entry: Option<&'static DestinationEntry>,
+    /// As set here.
+    max_pending: u32,
     /// `DestinationEntry::recheck_requests` as of the last recheck.
     recheck_requests: u32,
 }
 
 impl DestinationStats {
     pub fn of(name: &str) -> Self {
-        let (database, name) = (catalog::my_database(), number_of(name));
-        let entry = AREA.get().and_then(|table| {
-            table.lock.with(|| {
-                let known = table.find(database, name).map(|(_, entry)| entry);
-                let entry = known.or_else(|| table.take(database, name))?;
-                entry.workers.fetch_add(1, Relaxed);
-                entry.gone.clear();
-                Some(entry)
-            })
+        let mut stats = Self {
+            name: number_of(name),
+            entry: None,
+            max_pending: 0,
+            recheck_requests: 0,
+        };
+        stats.take_entry();
+        stats
+    }
+
+    /// Takes an entry, if it has none and one is free.
+    pub fn take_entry(&mut self) {
+        let Some(table) = AREA.get().filter(|_| self.entry.is_none()) else {
+            return;
+        };
+        let database = catalog::my_database();
+        let taken = table.lock.with(|| {
+            let known = table.find(database, self.name).map(|(_, entry)| entry);
+            let entry = known.or_else(|| table.take(database, self.name))?;
+            entry.workers.fetch_add(1, Relaxed);
+            entry.gone.clear();
+            Some(entry)
         });
-        if let Some(entry) = entry {
-            SERVED.with_borrow_mut(|served| served.push((entry, 0)));
-        }
-        Self {
-            entry,
-            // One less: a session may have requested a recheck before this worker knew the destination.
-            recheck_requests: entry.map_or(0, |entry| entry.recheck_requests.read().wrapping_sub(1)),
+        let Some(entry) = taken else { return };
+        SERVED.with_borrow_mut(|served| served.push((entry, 0)));
+        self.entry = Some(entry);
+        // One less: a session may have requested a recheck before this worker knew the destination.
+        self.recheck_requests = entry.recheck_requests.read().wrapping_sub(1);
+        if self.max_pending > 0 {
+            entry.max_pending.store(self.max_pending.into(), Relaxed); // not known here is not "no limit"
         }
     }
 
@@ -202,7 +219,8 @@ impl DestinationStats {
     }
 
     /// Sets how many messages may wait; 0 = no limit.
-    pub fn set_max_pending(&self, max_pending: u32) {
+    pub fn set_max_pending(&mut self, max_pending: u32) {
+        self.max_pending = max_pending;
         if let Some(entry) = self.entry {
             entry.max_pending.store(i64::from(max_pending), Relaxed);
         }

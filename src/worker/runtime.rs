@@ -329,12 +329,13 @@ impl outbox_worker::Runtime for ServerRuntime {
     // ---- a destination ----------------------------------------------------------------------------------------------
 
     fn serves(&self, destinations: &[&str]) {
-        if statistics::is_any_uncounted() {
-            request_maintenance();
-        }
         statistics::forget_but(destinations);
         let mut served = self.context.destinations.borrow_mut();
         served.retain(|name, _| destinations.contains(&name.as_str()));
+        served.values_mut().for_each(|served| served.stats.take_entry()); // one may be free now
+        if statistics::is_any_uncounted() {
+            request_maintenance();
+        }
     }
 
     fn limit(&self, destination: &str, limits: &Limits) {

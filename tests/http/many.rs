@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use support::process::{postgres_account, run, run_as};
-use support::{wait_drained, wait_for};
+use support::{create_destinations, publish_to_each, wait_drained, wait_for};
 
 use super::*;
 
@@ -42,23 +42,8 @@ impl Process {
     }
 }
 
-/// Creates destinations whose names are the prefix and a number from 1.
 fn destinations(cluster: &Cluster, prefix: &str, count: usize, url: &str, options: &str) {
-    let create = format!("create server %I foreign data wrapper outbox_http options (url %L{options})");
-    let create = create.replace('\'', "''");
-    cluster.exec(
-        DB,
-        &format!(
-            "do $$ begin for n in 1..{count} loop
-               execute format('{create}', '{prefix}' || n, '{url}' || n);
-             end loop; end $$"
-        ),
-    );
-}
-
-fn publish_to_each(cluster: &Cluster, prefix: &str, count: usize) {
-    let of_each = format!("outbox_publish('T', '{{}}', destination => '{prefix}' || n)");
-    cluster.exec(DB, &format!("select {of_each} from generate_series(1, {count}) n"));
+    create_destinations(cluster, prefix, count, "outbox_http", &format!("url '{url}#'{options}"));
 }
 
 #[test]
@@ -67,7 +52,7 @@ fn a_thousand_destinations_take_few_threads_and_descriptors() {
     let receiver = willing();
     let cluster = http_cluster(&[]);
     destinations(&cluster, "d", MANY, &receiver.url("/"), "");
-    publish_to_each(&cluster, "d", MANY);
+    publish_to_each(&cluster, "d", MANY, 1, "'{}'");
     let worker = Process::of_worker(&cluster);
     let (mut threads, mut descriptors) = (0, 0);
     wait_until("a request for each destination", LONG, || {
@@ -84,7 +69,7 @@ fn a_thousand_destinations_take_few_threads_and_descriptors() {
     wait_until("the end of idle threads and connections", LONG, || {
         worker.threads() <= 4 && worker.descriptors() <= 200
     });
-    publish_to_each(&cluster, "d", 1);
+    publish_to_each(&cluster, "d", 1, 1, "'{}'");
     wait_drained(&cluster);
 }
 
@@ -95,12 +80,12 @@ fn destinations_that_hang_take_no_thread_from_those_that_work() {
     let cluster = http_cluster(&["outbox.confirm_timeout = '1h'"]);
     destinations(&cluster, "h", HANG, &hanging.url("/"), "");
     destinations(&cluster, "w", 50, &works.url("/"), "");
-    publish_to_each(&cluster, "h", HANG);
-    publish_to_each(&cluster, "w", 50);
+    publish_to_each(&cluster, "h", HANG, 1, "'{}'");
+    publish_to_each(&cluster, "w", 50, 1, "'{}'");
     wait_for_requests(&works, 50);
     // Those that hang have all been tried: none waits for the end of another.
     wait_for_requests(&hanging, HANG);
-    publish_to_each(&cluster, "w", 50);
+    publish_to_each(&cluster, "w", 50, 1, "'{}'");
     wait_for_requests(&works, 100);
     assert_eq!(hanging.requests().len(), HANG);
 }
@@ -115,7 +100,7 @@ fn a_limit_of_the_workers_process_is_named_and_charged_to_no_message() {
     let trigger = "create function nothing() returns trigger language plpgsql as 'begin return null; end';
                    create trigger t after insert on outbox_history execute function nothing()";
     cluster.exec(DB, trigger);
-    publish_to_each(&cluster, "d", 1);
+    publish_to_each(&cluster, "d", 1, 1, "'{}'");
     wait_drained(&cluster);
     let worker = Process::of_worker(&cluster);
     for (resource, limit, words) in [
@@ -126,7 +111,7 @@ fn a_limit_of_the_workers_process_is_named_and_charged_to_no_message() {
             wait_until("the end of idle threads", LONG, || worker.threads() <= 2);
         }
         worker.limit(resource, limit);
-        publish_to_each(&cluster, "d", 2);
+        publish_to_each(&cluster, "d", 2, 1, "'{}'");
         let detail = wait_for_reason(&cluster, "d2", "process_limit");
         assert!(detail.contains(words), "{detail}");
         let shown = r#"from outbox_health where "check" = 'broker' and destination = 'd2'"#;
@@ -150,7 +135,7 @@ fn a_worker_that_may_start_no_thread_says_so_of_its_first_destination() {
     assert_eq!(worker.threads(), 1);
     worker.limit("nproc", "1");
     destinations(&cluster, "d", 1, &receiver.url("/"), "");
-    publish_to_each(&cluster, "d", 1);
+    publish_to_each(&cluster, "d", 1, 1, "'{}'");
     let detail = wait_for_reason(&cluster, "d1", "process_limit");
     assert!(detail.contains("may start no more threads"), "{detail}");
     worker.limit("nproc", "1000");
@@ -176,9 +161,9 @@ fn hanging_destinations_that_are_changed_and_dropped_delay_no_other_and_those_wi
     destinations(&cluster, "h", HANG, &hanging.url("/"), "");
     destinations(&cluster, "idle", IDLE, &works.url("/"), "");
     destinations(&cluster, "w", 1, &works.url("/"), "");
-    publish_to_each(&cluster, "h", HANG);
+    publish_to_each(&cluster, "h", HANG, 1, "'{}'");
     wait_for_requests(&hanging, HANG);
-    publish_to_each(&cluster, "w", 1);
+    publish_to_each(&cluster, "w", 1, 1, "'{}'");
     wait_for_requests(&works, 1);
     let claims = calls(&cluster, "blocked_keys");
     let epochs = "select sum(lease_epoch)::bigint from outbox_partitions";
@@ -186,18 +171,18 @@ fn hanging_destinations_that_are_changed_and_dropped_delay_no_other_and_those_wi
 
     // A change of rules, of connections, and the end of those that hang.
     cluster.set_conf("outbox.max_attempts", "7");
-    publish_to_each(&cluster, "w", 1);
+    publish_to_each(&cluster, "w", 1, 1, "'{}'");
     wait_for_requests(&works, 2);
     assert_eq!(hanging.requests().len(), HANG, "nothing was sent again");
     cluster.set_conf("outbox.confirm_timeout", "50min");
     wait_for_requests(&hanging, 2 * HANG); // each was released and sent again
-    publish_to_each(&cluster, "w", 1);
+    publish_to_each(&cluster, "w", 1, 1, "'{}'");
     wait_for_requests(&works, 3);
     let drop_all = format!(
         "do $$ begin for n in 1..{HANG} loop execute format('drop server %I cascade', 'h' || n); end loop; end $$"
     );
     cluster.exec(DB, &drop_all);
-    publish_to_each(&cluster, "w", 1);
+    publish_to_each(&cluster, "w", 1, 1, "'{}'");
     wait_for_requests(&works, 4);
     wait_true(
         &cluster,
@@ -209,4 +194,35 @@ fn hanging_destinations_that_are_changed_and_dropped_delay_no_other_and_those_wi
     assert_eq!(kept, before, "no lease ran out");
     let claims = calls(&cluster, "blocked_keys") - claims;
     assert!(claims < (HANG + IDLE) as i64, "{claims} reads of blocked keys");
+}
+
+#[test]
+fn health_says_that_a_server_has_room_for_the_statistics_of_4096_destinations() {
+    const ROOM: usize = 4096;
+    let cluster = http_cluster(&[]);
+    let room = "select problem from outbox_health where \"check\" = 'room'";
+    // With the default one. The event trigger of the extension takes longer the more there are.
+    cluster.exec(DB, "alter event trigger outbox_servers disable");
+    destinations(&cluster, "d", ROOM - 2, "http://127.0.0.1:1/", "");
+    cluster.exec(DB, "alter event trigger outbox_servers enable always");
+    destinations(&cluster, "last", 1, "http://127.0.0.1:1/", "");
+    let counted = format!("select count(stats_reset) = {ROOM} from outbox_destination_status");
+    wait_true(&cluster, "all of them to be counted", &counted);
+    assert_eq!(cluster.query_one::<Option<String>>(DB, room), None);
+    let receiver = willing();
+    destinations(&cluster, "more", 1, &receiver.url("/"), ", max_pending '1'");
+    let problem = wait_for("health to name it", LONG, || {
+        cluster.query_one::<Option<String>>(DB, room)
+    });
+    assert_eq!(
+        problem,
+        "1 destination(s) have neither statistics nor max_pending, for example more1: the server has room for those of 4096"
+    );
+    // It is delivered to as the others are, and max_pending does not hold.
+    publish_to_each(&cluster, "more", 1, 3, "'{}'");
+    wait_for_requests(&receiver, 3);
+    // What the remedy says.
+    cluster.exec(DB, "drop server d1 cascade");
+    let is_gone = "select not exists (select from outbox_health where \"check\" = 'room' and not ok)";
+    wait_true(&cluster, "room for the last", is_gone);
 }

@@ -50,7 +50,7 @@ pub struct Worker<R: Runtime> {
     sharing: Sharing,
     leases: Leases,
     due: DueSchedule,
-    /// Whether leases have changed since the last survey, or it has to find what many rewinds are for.
+    /// Whether leases or destinations have changed since the last survey, or it has to find what many rewinds are for.
     needs_survey: bool,
     /// When all lanes are read from their start.
     sweep_due: Instant,

@@ -75,6 +75,7 @@ impl<R: Runtime> Worker<R> {
                         new.begin_request(task.request);
                     }
                     self.destinations.push(new);
+                    self.needs_survey = true;
                 }
             }
         }
