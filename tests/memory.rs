@@ -5,11 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use serde_json::json;
 use support::courier::{Outside, make_courier};
 use support::process::peak_mib;
 use support::wait::pass_time_until;
-use support::{Cluster, Receiver, Reply};
-use support::{DB, create_destinations, publish_to_each, unconnected_cluster, wait_drained, wait_true};
+use support::{Broker, Cluster, Receiver, Reply};
+use support::{
+    DB, create_destinations, exchange_and_queue_with, publish_to_each, unconnected_cluster, wait_drained, wait_true,
+};
 
 /// The limit that docs/operate/sizes.md states.
 const MIB_MAX: u64 = 256;
@@ -144,5 +147,39 @@ fn a_worker_takes_bounded_memory_for_receivers_that_are_slow() {
             site.cluster.query_one(DB, none)
         });
         site.assert_peak(&format!("60 that are slow, outside: {is_outside}"));
+    }
+}
+
+/// Large messages fill the buffers of each connection.
+#[test]
+fn a_worker_takes_bounded_memory_for_exchanges_that_are_blocked() {
+    const EXCHANGES: usize = 30;
+    for is_outside in [false, true] {
+        let broker = Broker::start();
+        let (exchange, _) = exchange_and_queue_with(&broker, json!({"x-max-length": 1}));
+        let works = Receiver::start(|_| Reply::status(200));
+        let site = Site::start(is_outside, &[]);
+        let options = format!("url '{}', exchange '{exchange}'", broker.url());
+        create_destinations(&site.cluster, "d", EXCHANGES, "outbox_amqp", &options);
+        create_destinations(
+            &site.cluster,
+            "w",
+            1,
+            "outbox_http",
+            &format!("url '{}'", works.url("/")),
+        );
+        publish_to_each(&site.cluster, "d", EXCHANGES, 16, LARGE);
+        wait_drained(&site.cluster);
+        broker.set_memory_alarm(true);
+        publish_to_each(&site.cluster, "d", EXCHANGES, 16, LARGE);
+        // A broker blocks a connection that publishes.
+        let blocked = "select count(*) >= 10 from outbox_destination_status where state = 'blocked'";
+        wait_true(&site.cluster, "exchanges to be blocked", blocked);
+        for _ in 0..20 {
+            publish_to_each(&site.cluster, "w", 1, 1, LARGE);
+            let is_over = "select not exists (select from outbox where destination = 'w1')";
+            wait_true(&site.cluster, "the receiver that works", is_over);
+        }
+        site.assert_peak(&format!("{EXCHANGES} that are blocked, outside: {is_outside}"));
     }
 }

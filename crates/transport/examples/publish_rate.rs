@@ -188,7 +188,7 @@ fn one_message(publisher: &mut Publisher, handle: u64) -> f64 {
 }
 
 async fn bare_channel(port: u16) -> (Connection, Channel) {
-    let uri = format!("amqp://127.0.0.1:{port}/%2f?frame_max=131072");
+    let uri = format!("amqp://127.0.0.1:{port}/%2f?frame_max=73728");
     let connection = Connection::connect(&uri, ConnectionProperties::default())
         .await
         .unwrap();

@@ -30,9 +30,10 @@ use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio_rustls::client::TlsStream;
 
-/// The frame size that is negotiated with the broker, in bytes, and the limit of a frame. 128 KiB is RabbitMQ's
-/// default.
-pub(crate) const FRAME_BYTES_MAX: u32 = 131_072;
+/// The frame size that is negotiated with the broker, in bytes, and the limit of a frame. All properties of a message must
+/// fit into one: the most headers take 64 KiB, and the other properties 255 bytes each. lapin has two buffers of 32 frames
+/// for each connection, so RabbitMQ's default of 128 KiB would take nearly twice as much memory.
+pub(crate) const FRAME_BYTES_MAX: u32 = 72 * 1024;
 /// A method frame carries a table only in `connection.start` (about 500 bytes from RabbitMQ 3.10).
 const METHOD_BYTES_MAX: u32 = 16_384;
 

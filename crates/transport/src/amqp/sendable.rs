@@ -131,7 +131,9 @@ fn short(what: &str, value: Text) -> Result<ShortString, String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::guard::FRAME_BYTES_MAX;
     use super::*;
+    use outbox_core::headers::HEADERS_MAX;
 
     fn publication() -> Publication {
         Publication {
@@ -148,7 +150,9 @@ mod tests {
     }
 
     fn refusal(publication: Publication) -> String {
-        Sendable::build(publication, 131_072).err().expect("refused")
+        Sendable::build(publication, FRAME_BYTES_MAX as usize)
+            .err()
+            .expect("refused")
     }
 
     #[test]
@@ -177,7 +181,7 @@ mod tests {
         let mut p = publication();
         p.routing_key = format!("{}\0", "k".repeat(254)).into();
         p.properties.headers = vec![("n\0".into(), HeaderValue::Text("v\0".into()))];
-        assert!(Sendable::build(p, 131_072).is_ok());
+        assert!(Sendable::build(p, FRAME_BYTES_MAX as usize).is_ok());
     }
 
     #[test]
@@ -193,11 +197,27 @@ mod tests {
     }
 
     #[test]
+    fn the_largest_headers_and_properties_fit_into_a_frame() {
+        let longest = || "p".repeat(255);
+        let mut p = publication();
+        p.properties = Properties {
+            message_id: longest(),
+            content_type: longest().into(),
+            app_id: longest().into(),
+            kind: Some(longest()),
+            correlation_id: Some(longest()),
+            headers: vec![("h".into(), HeaderValue::Text("v".repeat(HEADERS_MAX).into()))],
+            ..Properties::default()
+        };
+        assert!(Sendable::build(p, FRAME_BYTES_MAX as usize - 2_048).is_ok());
+    }
+
+    #[test]
     fn an_expiration_above_the_brokers_limit_is_refused() {
         let with = |expiration_ms| {
             let mut p = publication();
             p.properties.expiration_ms = Some(expiration_ms);
-            Sendable::build(p, 131_072)
+            Sendable::build(p, FRAME_BYTES_MAX as usize)
         };
         let longest = with(4_294_967_295).unwrap().properties;
         assert_eq!(
@@ -216,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_message_is_persistent_and_absent_properties_stay_absent() {
-        let sendable = Sendable::build(publication(), 131_072).unwrap();
+        let sendable = Sendable::build(publication(), FRAME_BYTES_MAX as usize).unwrap();
         assert_eq!(sendable.properties.delivery_mode(), &Some(2));
         assert_eq!(sendable.properties.content_type(), &None);
         assert_eq!(sendable.properties.headers(), &None);
