@@ -103,6 +103,15 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
         ("message_rows", &[("of_seq", "1")]),
         ("obstacles", &[("messages", "'[]'")]),
         ("restore_function", &[("name", "'outbox_retry'")]),
+        // A worker calls it if more than four destinations share a rewind.
+        (
+            "lanes_with_messages",
+            &[
+                ("destinations", "'{default}'"),
+                ("partitions", "'{1}'"),
+                ("seqs", "'{1}'"),
+            ],
+        ),
         // These are called only with a source.
         ("source_event", &[("seq", "1")]),
         ("source_row_of", &[("texts", "'{1,failed,no}'")]),
