@@ -11,7 +11,8 @@ use support::process::peak_mib;
 use support::wait::pass_time_until;
 use support::{Broker, Cluster, Receiver, Reply};
 use support::{
-    DB, create_destinations, exchange_and_queue_with, publish_to_each, unconnected_cluster, wait_drained, wait_true,
+    DB, create_destinations, create_receivers, exchange_and_queue_with, publish_to_each, unconnected_cluster,
+    wait_drained, wait_true,
 };
 
 /// The limit that docs/operate/sizes.md states.
@@ -78,20 +79,8 @@ fn receivers_that_hang(is_outside: bool, (count, payload, each, in_flight): (usi
     });
     let works = Receiver::start(|_| Reply::status(200));
     let site = Site::start(is_outside, &[]);
-    create_destinations(
-        &site.cluster,
-        "d",
-        count,
-        "outbox_http",
-        &format!("url '{}#'", hanging.url("/")),
-    );
-    create_destinations(
-        &site.cluster,
-        "w",
-        1,
-        "outbox_http",
-        &format!("url '{}'", works.url("/")),
-    );
+    create_receivers(&site.cluster, "d", count, &hanging);
+    create_receivers(&site.cluster, "w", 1, &works);
     publish_to_each(&site.cluster, "d", count, 1, "'{}'");
     wait_drained(&site.cluster);
     hangs.store(true, Ordering::SeqCst);
@@ -133,13 +122,7 @@ fn a_worker_takes_bounded_memory_for_receivers_that_are_slow() {
             Reply::status(200)
         });
         let site = Site::start(is_outside, &[]);
-        create_destinations(
-            &site.cluster,
-            "d",
-            60,
-            "outbox_http",
-            &format!("url '{}#'", slow.url("/")),
-        );
+        create_receivers(&site.cluster, "d", 60, &slow);
         publish_to_each(&site.cluster, "d", 60, 8, LARGE);
         let none = "select not exists (select from outbox) and not exists (select from outbox_waiting)";
         support::wait_until("all messages", support::LONG, || {
@@ -161,13 +144,7 @@ fn a_worker_takes_bounded_memory_for_exchanges_that_are_blocked() {
         let site = Site::start(is_outside, &[]);
         let options = format!("url '{}', exchange '{exchange}'", broker.url());
         create_destinations(&site.cluster, "d", EXCHANGES, "outbox_amqp", &options);
-        create_destinations(
-            &site.cluster,
-            "w",
-            1,
-            "outbox_http",
-            &format!("url '{}'", works.url("/")),
-        );
+        create_receivers(&site.cluster, "w", 1, &works);
         publish_to_each(&site.cluster, "d", EXCHANGES, 16, LARGE);
         wait_drained(&site.cluster);
         broker.set_memory_alarm(true);

@@ -9,7 +9,8 @@ use std::process::Command;
 
 use crate::oracle::{Fate, Sent};
 use crate::{
-    Broker, Cluster, ClusterBuilder, Consumer, Delivery, LONG, fresh_names, labels, process, wait_for, wait_until,
+    Broker, Cluster, ClusterBuilder, Consumer, Delivery, LONG, Receiver, fresh_names, labels, process, wait_for,
+    wait_until,
 };
 use postgres::Client;
 use postgres::error::{DbError, SqlState};
@@ -118,6 +119,12 @@ pub fn create_destinations(cluster: &Cluster, prefix: &str, count: usize, wrappe
         DB,
         &format!("do $do$ begin for n in 1..{count} loop {each}; end loop; end $do$"),
     );
+}
+
+/// Creates such destinations by HTTP, each with a path of its own at the receiver.
+pub fn create_receivers(cluster: &Cluster, prefix: &str, count: usize, receiver: &Receiver) {
+    let url = format!("url '{}#'", receiver.url("/"));
+    create_destinations(cluster, prefix, count, "outbox_http", &url);
 }
 
 /// Publishes `each` events, and enqueues each of them for all these destinations. `payload` is SQL.

@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::{Receiver, Reply, create_destinations, publish_to_each};
+use support::{Receiver, Reply, create_receivers, publish_to_each};
 
 use crate::cpu;
 use crate::options::{Options, Placement};
@@ -55,13 +55,7 @@ impl Site {
             Receiver::start(|_| Reply::status(200)),
             Receiver::start(|_| Reply::Hang),
         );
-        create_destinations(
-            &servers.cluster,
-            "d",
-            count,
-            "outbox_http",
-            &format!("url '{}#'", works.url("/")),
-        );
+        create_receivers(&servers.cluster, "d", count, &works);
         let mut site = Self {
             servers,
             works,
@@ -110,8 +104,7 @@ impl Site {
         // Others in each run: their messages stay when they are dropped.
         self.timeout_s -= 1;
         let prefix = format!("h{}-", self.timeout_s);
-        let url = format!("url '{}#'", self.hangs.url("/"));
-        create_destinations(&self.servers.cluster, &prefix, HANG, "outbox_http", &url);
+        create_receivers(&self.servers.cluster, &prefix, HANG, &self.hangs);
         publish_to_each(&self.servers.cluster, &prefix, HANG, 1, "'{}'");
         let began = Instant::now();
         while self.hangs.requests().len() < HANG {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use support::process::peak_mib;
-use support::{Receiver, Reply, create_destinations, publish_to_each, unconnected_cluster, wait_drained, wait_true};
+use support::{Receiver, Reply, create_receivers, publish_to_each, unconnected_cluster, wait_drained, wait_true};
 
 use crate::report::{BenchReport, Sample, Side};
 use crate::servers::DB;
@@ -37,14 +37,8 @@ fn run(hang: bool, receivers: usize, each: usize, bytes: usize) -> Sample {
         false => Reply::status(200),
     };
     let (many, other) = (Receiver::start(answer), Receiver::start(|_| Reply::status(200)));
-    create_destinations(
-        &cluster,
-        "d",
-        receivers,
-        "outbox_http",
-        &format!("url '{}#'", many.url("/")),
-    );
-    create_destinations(&cluster, "w", 1, "outbox_http", &format!("url '{}'", other.url("/")));
+    create_receivers(&cluster, "d", receivers, &many);
+    create_receivers(&cluster, "w", 1, &other);
     publish_to_each(&cluster, "d", receivers, 1, "'{}'");
     wait_drained(&cluster);
     hangs.store(hang, Ordering::SeqCst);

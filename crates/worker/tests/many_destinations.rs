@@ -69,6 +69,10 @@ impl World {
         self.now_ms.set(self.now_ms.get() + self.statement_ms);
     }
 
+    fn statements_of(&self, kind: &str) -> usize {
+        self.statements.borrow().get(kind).copied().unwrap_or_default()
+    }
+
     fn count(&self) -> usize {
         self.statements.borrow().values().sum()
     }
@@ -526,7 +530,7 @@ impl Running {
 
     /// Passes until all states are reported and nothing is in flight but what hangs.
     fn idle(&mut self) {
-        let reports = |world: &World| world.statements.borrow().get("report").copied().unwrap_or_default();
+        let reports = |world: &World| world.statements_of("report");
         let mut before = usize::MAX;
         while reports(&self.world) != before {
             before = reports(&self.world);
@@ -601,16 +605,12 @@ fn a_message_costs_as_many_statements_beside_a_thousand_destinations_as_beside_t
 fn a_message_costs_no_look_at_the_messages_of_destinations_that_hang() {
     let mut running = Running::new(1_000, 0);
     running.hang(10..1_000);
-    let surveys = |running: &Running| running.world.statements.borrow().get("survey").copied().unwrap_or(0);
-    let (before, began_ms) = (surveys(&running), running.world.now_ms.get());
+    let (before, began_ms) = (running.world.statements_of("survey"), running.world.now_ms.get());
     running.world.lanes_asked.set(0);
     statements_a_message(&mut running);
     let sweeps = (running.world.now_ms.get() - began_ms) as usize / 30_000 + 1;
-    assert!(
-        surveys(&running) - before <= sweeps,
-        "{} surveys",
-        surveys(&running) - before
-    );
+    let surveys = running.world.statements_of("survey") - before;
+    assert!(surveys <= sweeps, "{surveys} surveys");
     let asked = running.world.lanes_asked.get() / 100;
     assert!(asked <= 40, "{asked} lanes a message"); // there are 16 times as many destinations as lanes
 }
