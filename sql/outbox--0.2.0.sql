@@ -140,25 +140,42 @@ $roles$;
 -- Destinations: where messages go. One always exists, "default", described by the settings outbox.url and so on. Others
 -- are foreign servers, so that CREATE SERVER, GRANT USAGE, user mappings, \des and pg_dump work as usual.
 
-create function @extschema@.outbox_amqp_validator(options text[], catalog oid)
-returns void language c strict as 'MODULE_PATHNAME', 'outbox_amqp_validator_wrapper';
-comment on function @extschema@.outbox_amqp_validator(text[], oid) is
-  'Internal: checks the options of servers and user mappings of outbox_amqp.';
+create function outbox_internal.kinds()
+returns text[] language c immutable parallel safe as 'MODULE_PATHNAME', 'outbox_kinds_wrapper';
+comment on function outbox_internal.kinds() is
+  'The kinds of destinations that the library knows, four texts each: foreign data wrapper, protocol, what a destination is,'
+  ' and the word for what is at its other end.';
 
-create foreign data wrapper outbox_amqp no handler validator @extschema@.outbox_amqp_validator;
-comment on foreign data wrapper outbox_amqp is
-  'Destinations of outbox that are exchanges of an AMQP 0-9-1 broker (RabbitMQ). The password belongs in a user'
-  ' mapping for the role of the workers.';
+create function outbox_internal.add_kinds()
+returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  kinds constant text[] := outbox_internal.kinds();
+begin
+  for n in 1 .. cardinality(kinds) by 4 loop
+    continue when exists (select from pg_foreign_data_wrapper w where w.fdwname = kinds[n]);
+    execute format(
+      'create function %1$s.%2$I(options text[], catalog oid)'
+      ' returns void language c strict as ''MODULE_PATHNAME'', ''outbox_validator_wrapper'';'
+      ' comment on function %1$s.%2$I(text[], oid) is %4$L;'
+      ' create foreign data wrapper %3$I no handler validator %1$s.%2$I;'
+      ' comment on foreign data wrapper %3$I is %5$L;'
+      ' grant usage on foreign data wrapper %3$I to outbox_admin',
+      '@extschema@', kinds[n] || '_validator', kinds[n],
+      format('Internal: checks the options of servers and user mappings of %s.', kinds[n]), kinds[n + 2]);
+  end loop;
+end
+$$;
+comment on function outbox_internal.add_kinds() is
+  'For the scripts of the extension: makes the foreign data wrapper of each kind that has none.';
+select outbox_internal.add_kinds();
 
-create function @extschema@.outbox_http_validator(options text[], catalog oid)
-returns void language c strict as 'MODULE_PATHNAME', 'outbox_http_validator_wrapper';
-comment on function @extschema@.outbox_http_validator(text[], oid) is
-  'Internal: checks the options of servers and user mappings of outbox_http.';
-
-create foreign data wrapper outbox_http no handler validator @extschema@.outbox_http_validator;
-comment on foreign data wrapper outbox_http is
-  'Destinations of outbox that are URLs to which messages are posted. Secrets belong in a user mapping for the role of'
-  ' the workers.';
+create view outbox_internal.wrappers as
+select w.oid, w.fdwname as wrapper
+from pg_foreign_data_wrapper w join pg_depend d on d.classid = 'pg_foreign_data_wrapper'::regclass and d.objid = w.oid
+join pg_extension x on d.refclassid = 'pg_extension'::regclass and d.refobjid = x.oid
+where d.deptype = 'e' and x.extname = 'outbox';
+comment on view outbox_internal.wrappers is
+  'The foreign data wrappers whose servers are destinations.';
 
 create function outbox_internal.mapping_problem(server oid)
 returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_mapping_problem_wrapper';
@@ -666,15 +683,14 @@ comment on trigger destination_owners_restore on outbox_internal.destination_own
   'Internal: lets the rows of a dump replace those of its restore.';
 
 create view outbox_internal.servers as
-select s.srvname as destination, w.fdwname as wrapper, s.oid as server, s.srvowner as owner_oid, s.srvoptions as options,
+select s.srvname as destination, w.wrapper, s.oid as server, s.srvowner as owner_oid, s.srvoptions as options,
        pg_get_userbyid(s.srvowner) as owner, o.owner as owner_before,
        (o.destination is null or o.server = s.oid or o.owner_oid = s.srvowner
         or o.owner_oid is null and o.owner = pg_get_userbyid(s.srvowner)) is true as is_adopted
-from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
+from pg_foreign_server s join outbox_internal.wrappers w on w.oid = s.srvfdw
 left join outbox_internal.destination_owners o on o.destination = s.srvname
-where w.fdwname in ('outbox_amqp', 'outbox_http')
-  -- One named "default" stands for the settings, if its owner may change where all default messages go.
-  and (s.srvname <> 'default' or pg_has_role(s.srvowner, 'outbox_admin', 'usage'));
+-- One named "default" stands for the settings, if its owner may change where all default messages go.
+where (s.srvname <> 'default' or pg_has_role(s.srvowner, 'outbox_admin', 'usage'));
 comment on view outbox_internal.servers is
   'The servers of outbox that count. One is adopted if it is the one that had the name before, if its owner had that one, or if the'
   ' name is new.';
@@ -2490,8 +2506,7 @@ from (
          substr(o.option, length('dead_letters_to=') + 1)::name as receiver
   from outbox_internal.servers s cross join unnest(s.options) o (option)
   where s.is_adopted and starts_with(o.option, 'dead_letters_to=')) n
-left join (pg_foreign_server r join pg_foreign_data_wrapper v on v.oid = r.srvfdw and v.fdwname in ('outbox_amqp', 'outbox_http'))
-  on r.srvname = n.receiver
+left join (pg_foreign_server r join outbox_internal.wrappers v on v.oid = r.srvfdw) on r.srvname = n.receiver
 left join lateral (
   select x.problem, x.remedy
   from (values
@@ -5318,8 +5333,8 @@ union all
 select 'destination', 'default',
        format('the server "default" does not count: its owner %I is no member of outbox_admin', pg_get_userbyid(s.srvowner)),
        'ALTER SERVER "default" OWNER TO outbox_admin, or DROP SERVER "default"'
-from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
-where s.srvname = 'default' and w.fdwname in ('outbox_amqp', 'outbox_http')
+from pg_foreign_server s join outbox_internal.wrappers w on w.oid = s.srvfdw
+where s.srvname = 'default'
   and not pg_has_role(s.srvowner, 'outbox_admin', 'usage')
 union all
 select 'destination', m.destination, 'messages wait for this destination, which does not exist',
@@ -6724,8 +6739,6 @@ grant execute on function
   @extschema@.outbox_unsubscribe, @extschema@.outbox_inbox_forget,
   @extschema@.outbox_inbox_assign
   to outbox_admin;
-grant usage on foreign data wrapper outbox_amqp to outbox_admin;
-grant usage on foreign data wrapper outbox_http to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads
 -- With the rights of the caller on the source.
 grant execute on function outbox_internal.source_row_of, outbox_internal.source_event, outbox_internal.event_shown

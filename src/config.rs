@@ -5,19 +5,18 @@
 
 mod checks;
 
-use crate::pg::guc::{define_session_flag, reserve_prefix};
+use crate::pg::guc::{self, define_session_flag, reserve_prefix};
 use crate::pg::text;
 use checks::*;
-use outbox_core::route::{Format, Statics, Template};
-use outbox_core::settle::{Ordering, RetryPolicy, Rules};
-use outbox_core::standbys::{self, Standbys};
-use outbox_transport::target::{
-    Amqp, CONNECT_TIMEOUT_MAX, Certificates, Credential, Limits, NamedFile, Protocol, Target,
-};
-use outbox_transport::{AllowList, ExchangeType, MIN_SEND_RATE};
+use outbox_core::route::Template;
+use outbox_core::standbys::Standbys;
+use outbox_transport::described::SETTINGS;
+use outbox_transport::kind::Kind;
+use outbox_transport::kind::Target;
+use outbox_transport::options::{Level, Setting, Value};
+use outbox_worker::{KnownSettings, WorkerSettings, awaited_standbys};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use std::ffi::{CStr, CString};
-use std::time::Duration;
 
 use GucContext::{Internal, Sighup as Server, Suset as Database, Userset as Session};
 
@@ -61,6 +60,7 @@ macro_rules! settings {
         /// Defines every setting. Called by `_PG_init`.
         pub fn define() {
             $(register! { $kind $setting, $($more),+ })*
+            define_options();
             reserve_prefix(c"outbox");
         }
     };
@@ -124,24 +124,8 @@ settings! {
         c"Delivers messages. Off stops delivery only; enqueue goes on.";
     flag FAST_PATH = true, Server, c"outbox.fast_path",
         c"Hands enqueued messages to the worker in shared memory at COMMIT, before they are claimed. Off: through the table only.";
-    text URL = c"", Some(url_hook), Database, c"outbox.url",
-        c"The broker: amqp://[user@]host[:port][,host[:port]...][/vhost], or amqps:// for TLS. Carries no password.";
-    text PASSWORD_FILE = c"", Some(password_file_hook), Database, c"outbox.password_file",
-        c"File that holds the broker's password: absolute path, mode 0600, owned by the server's user.";
-    text TLS_CA_FILE = c"", Some(tls_ca_file_hook), Database, c"outbox.tls_ca_file",
-        c"With amqps: PEM file of the CAs that may have issued the broker's certificate. Empty: the system's.";
-    text TLS_CERT_FILE = c"", Some(tls_cert_file_hook), Database, c"outbox.tls_cert_file",
-        c"With amqps: PEM file of the client certificate that the broker is shown, with its chain.";
-    text TLS_KEY_FILE = c"", Some(tls_key_file_hook), Database, c"outbox.tls_key_file",
-        c"PEM file of the client certificate's key: mode 0600, owned by the server's user, not encrypted.";
     text HTTP_ALLOW = c"", Some(http_allow_hook), Database, c"outbox.http_allow",
         c"Hosts and networks that destinations may reach although they are not public: names, addresses, 10.1.0.0/16.";
-    text EXCHANGE = c"outbox", Some(exchange_hook), Database, c"outbox.exchange",
-        c"The exchange that messages are published to.";
-    text EXCHANGE_TYPE = c"", Some(exchange_type_hook), Database, c"outbox.exchange_type",
-        c"direct, fanout, topic or headers: declare the exchange durable of that type. Empty: only check that it exists.";
-    text ROUTING_KEY = c"{aggregate_type}.{operation}", Some(routing_key_hook), Database, c"outbox.routing_key",
-        c"Template of the routing key: {aggregate_type} {operation} (lower case), {type} {aggregate_id} {key} {partition} {header:NAME}, {key|fallback}.";
     number WORKERS = 1, 0..=16, COUNT, Server, c"outbox.workers",
         c"Workers for each database that has the extension.";
     number TIME_SLICE = 10_000, 100..=3_600_000, MS, Server, c"outbox.worker_time_slice",
@@ -213,10 +197,44 @@ settings! {
         c"The headers of events without any: a JSON object.";
 }
 
+/// The settings that are options of the default destination.
+fn options() -> impl Iterator<Item = &'static Setting> {
+    SETTINGS.iter().chain(Kind::of_settings().settings)
+}
+
+fn define_options() {
+    for (setting, hook) in options().zip(OPTION_HOOKS) {
+        let value: &TextSetting = Box::leak(Box::new(TextSetting::new(Some(setting.default))));
+        // SAFETY: the hooks come from check_hook!, which guards them.
+        unsafe {
+            GucRegistry::define_string_guc_with_hooks(
+                setting.name,
+                setting.about,
+                c"",
+                value,
+                Database,
+                COUNT,
+                *hook,
+                None,
+                None,
+            );
+        }
+    }
+}
+
+/// The settings as the server has them now.
+struct Known;
+
+impl KnownSettings for Known {
+    fn text(&self, name: &str) -> String {
+        guc::value(&format!("outbox.{name}"))
+    }
+}
+
 /// The settings of a worker in the server, read at one moment.
 pub struct Settings {
     /// The settings of every worker.
-    pub worker: outbox_worker::WorkerSettings,
+    pub worker: WorkerSettings,
     pub lease_ttl_s: i32,
     pub heartbeat_ttl_s: i32,
     pub claim_ttl_s: i32,
@@ -235,18 +253,9 @@ pub struct Retention {
 
 impl Settings {
     pub fn snapshot() -> Self {
-        let (lease_ttl_s, target) = (LEASE_TTL.get(), default_target());
+        let lease_ttl_s = LEASE_TTL.get();
         Self {
-            worker: outbox_worker::WorkerSettings {
-                enabled: ENABLED.get(),
-                rules: target.rules,
-                limits: target.limits,
-                target: Ok(target),
-                standbys: standbys(),
-                lease_renew: Duration::from_millis((LEASE_RENEW.get() as u64 * 1000).min(lease_ttl_s as u64 * 500)),
-                batch_size: BATCH_SIZE.get() as u32,
-                idle_backoff_ms: IDLE_BACKOFF.get() as u32,
-            },
+            worker: checked(WorkerSettings::read(&Known, own_options())),
             lease_ttl_s,
             heartbeat_ttl_s: HEARTBEAT_TTL.get().max(lease_ttl_s),
             claim_ttl_s: CLAIM_TTL.get(),
@@ -272,62 +281,24 @@ impl Retention {
     }
 }
 
-/// The file at the path in `setting`, which is called `named_by`; None = the setting is empty.
-fn file(setting: &TextSetting, named_by: &'static str) -> Option<NamedFile> {
-    let path = string(setting);
-    (!path.is_empty()).then_some(NamedFile { named_by, path })
+/// The options of the default destination that only its kind has, and its certificates.
+fn own_options() -> Vec<(Level, String, Value)> {
+    let text = |setting: &Setting| guc::value(setting.name.to_str().unwrap_or_default());
+    options().filter_map(|setting| setting.value(text(setting))).collect()
+}
+
+fn checked<T>(read: Result<T, String>) -> T {
+    read.expect("the check hooks let nothing else pass")
 }
 
 /// The standbys that must have a commit before its message is sent; None = the primary alone.
 pub fn standbys() -> Option<Standbys> {
-    (PUBLISH_AFTER.get() == PublishAfter::standby).then(|| {
-        Standbys::new(
-            standbys::names(&string(&STANDBY_NAMES)).expect("the check hook let nothing else pass"),
-            STANDBY_QUORUM.get() as usize,
-            u64::try_from(STANDBY_TIMEOUT.get()).ok().map(Duration::from_millis),
-        )
-    })
+    checked(awaited_standbys(&Known))
 }
 
 /// The default destination, and the defaults of other destinations.
 pub fn default_target() -> Target {
-    Target {
-        transport: Protocol::Amqp(Amqp {
-            url: string(&URL),
-            user: None,
-            password: file(&PASSWORD_FILE, "outbox.password_file").map(Credential::File),
-            exchange: outbox_core::message::Text::shared(&string(&EXCHANGE)),
-            exchange_type: ExchangeType::parse(&string(&EXCHANGE_TYPE)).expect("the check hook let nothing else pass"),
-            routing_key: routing_template(),
-            max_in_flight: MAX_IN_FLIGHT.get() as usize,
-        }),
-        certificates: Certificates {
-            ca: file(&TLS_CA_FILE, "outbox.tls_ca_file").map(Credential::File),
-            cert: file(&TLS_CERT_FILE, "outbox.tls_cert_file").map(Credential::File),
-            key: file(&TLS_KEY_FILE, "outbox.tls_key_file").map(Credential::File),
-        },
-        allow: AllowList::parse(&string(&HTTP_ALLOW)).expect("the check hook let nothing else pass"),
-        format: Format::default(),
-        statics: Statics::default(),
-        rules: Rules {
-            retry: RetryPolicy {
-                max_attempts: MAX_ATTEMPTS.get() as u32,
-                base_ms: RETRY_BACKOFF.get() as u64,
-                max_ms: RETRY_BACKOFF_MAX.get().max(RETRY_BACKOFF.get()) as u64,
-                discards_unroutable: false,
-            },
-            dead_blocks: ON_DEAD.get() == OnDead::block,
-            ordering: Ordering::Key,
-            one_by_one: false,
-        },
-        limits: Limits {
-            max_pending: MAX_PENDING.get() as u32,
-            max_rate: MAX_RATE.get() as u32,
-        },
-        connect_timeout: CONNECT_TIMEOUT_MAX.min(millis(&CONFIRM_TIMEOUT)),
-        confirm_timeout: millis(&CONFIRM_TIMEOUT),
-        min_send_rate: MIN_SEND_RATE,
-    }
+    checked(outbox_worker::default_target(&Known, own_options()))
 }
 
 /// Enqueued messages may reach their worker through shared memory.
@@ -340,9 +311,15 @@ pub fn replaying() -> bool {
     REPLAYING.get()
 }
 
-/// The template of the routing key as it is set now.
-pub fn routing_template() -> Template {
-    Template::parse(&string(&ROUTING_KEY)).expect("the check hook let nothing else pass")
+/// The template of the address of messages to the default destination, as it is set now.
+pub fn address_template() -> Template {
+    let kind = Kind::of_settings();
+    let mut settings = kind.settings.iter();
+    let setting = settings.find(|setting| Some(setting.option) == kind.address);
+    setting.map_or_else(Template::default, |setting| {
+        let text = guc::value(setting.name.to_str().unwrap_or_default());
+        Template::parse(&text).expect("the check hook let nothing else pass")
+    })
 }
 
 /// What a session adds to all its events; a value in the event itself wins.
@@ -398,18 +375,10 @@ impl ServerSettings {
     }
 }
 
-/// Settings that a session may set without any effect: only workers read them.
-const OF_WORKERS: [&str; 22] = [
+/// Settings that a session may set without any effect, in addition to those that are options: only workers read them.
+const OF_WORKERS: [&str; 14] = [
     "outbox.enabled",
-    "outbox.url",
-    "outbox.password_file",
-    "outbox.tls_ca_file",
-    "outbox.tls_cert_file",
-    "outbox.tls_key_file",
     "outbox.http_allow",
-    "outbox.exchange",
-    "outbox.exchange_type",
-    "outbox.routing_key",
     "outbox.confirm_timeout",
     "outbox.lease_ttl",
     "outbox.lease_renew",
@@ -426,15 +395,11 @@ const OF_WORKERS: [&str; 22] = [
 
 /// Whether a SET of this setting has no effect. `name` is in lower case.
 pub fn is_read_by_workers_only(name: &str) -> bool {
-    OF_WORKERS.contains(&name)
+    OF_WORKERS.contains(&name) || options().any(|setting| setting.name.to_bytes() == name.as_bytes())
 }
 
 // ---- plumbing -------------------------------------------------------------------------------------------------------
 
 fn string(setting: &TextSetting) -> String {
     setting.get().map(|value| text::of_c_str(&value)).unwrap_or_default()
-}
-
-fn millis(setting: &GucSetting<i32>) -> Duration {
-    Duration::from_millis(setting.get() as u64)
 }

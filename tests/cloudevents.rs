@@ -10,12 +10,13 @@ use std::sync::OnceLock;
 use outbox_core::envelope::publication;
 use outbox_core::message::{Event, HeaderValue, Pointer, Publication, Text};
 use outbox_core::partition::{Partition, PartitionCount};
-use outbox_core::route::{Format, Route, Statics, Template, TransportKind};
+use outbox_core::route::{Format, Route, Statics, Template};
+use outbox_transport::kind::Kind;
+use outbox_transport::kinds::KINDS;
 use serde_json::{Map, Value, json};
 
 const PACKAGES: [&str; 2] = ["cloudevents==2.2.0", "jsonschema==4.26.0"];
 const TRACEPARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-const TRANSPORTS: [TransportKind; 2] = [TransportKind::Amqp, TransportKind::Http];
 const FORMATS: [Format; 2] = [Format::CloudEvents, Format::CloudEventsBinary];
 
 #[test]
@@ -23,9 +24,9 @@ fn the_sdk_reads_every_event_in_both_formats_for_both_transports() {
     let mut messages = Vec::new();
     let mut expected = Vec::new();
     for (pointer, event) in events() {
-        for transport in TRANSPORTS {
+        for kind in KINDS {
             for format in FORMATS {
-                messages.push(written(transport, &made(&pointer, &event, transport, format)));
+                messages.push(written(kind, &made(&pointer, &event, kind, format)));
                 expected.push(json!({"attributes": attributes(&pointer, &event), "data": data(&event)}));
             }
         }
@@ -41,13 +42,13 @@ fn the_sdk_reads_every_event_in_both_formats_for_both_transports() {
 fn the_sdk_refuses_a_message_that_is_not_a_cloudevent() {
     let (pointer, event) = events().next().expect("an event");
     let mut messages = Vec::new();
-    for transport in TRANSPORTS {
-        let mut binary = written(transport, &made(&pointer, &event, transport, Format::CloudEventsBinary));
+    for kind in KINDS {
+        let mut binary = written(kind, &made(&pointer, &event, kind, Format::CloudEventsBinary));
         binary["headers"].as_object_mut().expect("headers").remove("ce-source");
         messages.push(binary);
-        let whole = made(&pointer, &event, transport, Format::CloudEvents);
+        let whole = made(&pointer, &event, kind, Format::CloudEvents);
         let with = |name: &str, value: &str| {
-            let mut message = written(transport, &whole);
+            let mut message = written(kind, &whole);
             let mut body: Value = serde_json::from_slice(&whole.body).expect("JSON");
             body[name] = value.into();
             message["body"] = body.to_string().into();
@@ -126,12 +127,11 @@ fn events() -> impl Iterator<Item = (Pointer, Event)> {
     })
 }
 
-fn made(pointer: &Pointer, event: &Event, transport: TransportKind, format: Format) -> Publication {
+fn made(pointer: &Pointer, event: &Event, kind: &'static Kind, format: Format) -> Publication {
     let route = Route {
-        transport,
+        form: &kind.form,
         format,
-        exchange: &Text::from("events"),
-        template: &Template::parse("k").expect("a template"),
+        address: &Template::parse("k").expect("a template"),
         statics: &Statics {
             source: Template::parse_text("https://example.com/{destination}").expect("a template"),
             ..Statics::default()
@@ -141,17 +141,17 @@ fn made(pointer: &Pointer, event: &Event, transport: TransportKind, format: Form
 }
 
 /// A message in the JSON form that read.py reads.
-fn written(transport: TransportKind, publication: &Publication) -> Value {
+fn written(kind: &'static Kind, publication: &Publication) -> Value {
     let header = |(name, value): &(Text, HeaderValue)| {
         let value = match value {
-            HeaderValue::Int(int) if transport == TransportKind::Amqp => (*int).into(),
+            HeaderValue::Int(int) if kind.form.has_properties => (*int).into(),
             other => other.to_string().into(),
         };
         (name.to_string(), value)
     };
     let headers: Map<String, Value> = publication.properties.headers.iter().map(header).collect();
     json!({
-        "transport": if transport == TransportKind::Amqp { "amqp" } else { "http" },
+        "transport": kind.protocol.to_lowercase(),
         "content_type": publication.properties.content_type.as_str(),
         "headers": headers,
         "body": std::str::from_utf8(&publication.body).expect("UTF-8"),

@@ -389,6 +389,31 @@ fn messages_of_a_dropped_server_wait_for_a_server_with_its_name() {
     wait_healthy(&stage, "destination");
 }
 
+/// As after a rollback to the library of an earlier version.
+#[test]
+fn a_destination_of_a_kind_that_the_library_does_not_know_gets_nothing_and_the_others_go_on() {
+    let stage = Stage::new(&[]);
+    stage.exec(
+        DB,
+        "create foreign data wrapper outbox_later; alter extension outbox add foreign data wrapper outbox_later;
+         create server later foreign data wrapper outbox_later;
+         insert into outbox_events (seq, id, type, payload) overriding system value
+           values (nextval('outbox_events_seq_seq'), gen_random_uuid(), 'T', '{}');
+         insert into outbox (seq, destination, partition) select seq, 'later', 0 from outbox_events",
+    );
+    wait_true(
+        &stage,
+        "the worker to refuse it",
+        "select state = 'unconfigured' and detail like '%does not know this kind%'
+         from outbox_destination_status where destination = 'later'",
+    );
+    stage.publish("main");
+    wait_published(&stage, 1);
+    assert_eq!(stage.labels(), ["main"]);
+    let error = refused(&stage, "select outbox_publish('T', '{}', destination => 'later')");
+    assert_eq!(error.code(), &SqlState::UNDEFINED_OBJECT);
+}
+
 #[test]
 fn the_password_of_a_user_mapping_logs_in_and_is_shown_nowhere() {
     let broker = Broker::start();

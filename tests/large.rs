@@ -172,7 +172,7 @@ fn keys_of_attached_rows_take_bounded_memory_whatever_their_size() {
         assert!(
             error
                 .message()
-                .ends_with("is more than 255 bytes long; the limit of AMQP is 255"),
+                .ends_with("is more than 255 bytes long; the limit is 255"),
             "{error:?}"
         );
     }

@@ -48,9 +48,6 @@ fn a_header_that_makes_the_routing_key_too_long_is_refused_at_the_call() {
     let error = publish(256 - rest).expect_err("one too long");
     let error = error.as_db_error().expect("an error of the server");
     assert_eq!(error.code(), &SqlState::PROGRAM_LIMIT_EXCEEDED);
-    assert_eq!(
-        error.message(),
-        "the routing key is 256 bytes long; the limit of AMQP is 255"
-    );
+    assert_eq!(error.message(), "the routing key is 256 bytes long; the limit is 255");
     assert!(error.hint().is_some());
 }

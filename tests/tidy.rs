@@ -78,7 +78,7 @@ const EXEMPT: [(&str, &str); 21] = [
     ("src/lib.rs", "use pgrx::{pg_guard, pg_sys}"),
     ("src/lib.rs", "#[unsafe(no_mangle)]"),
     ("src/lib.rs", "argument: pg_sys::Datum"),
-    ("src/session/api.rs", "fcinfo: pg_sys::FunctionCallInfo"),
+    ("src/session/", "fcinfo: pg_sys::FunctionCallInfo"),
     ("src/", "_arg: pgrx::pg_sys::Datum"),
     // Must run before any thread.
     ("src/lib.rs", "unsafe { outbox_transport::prepare_process() }"),

@@ -1,25 +1,42 @@
 -- Destinations: where messages go. One always exists, "default", described by the settings outbox.url and so on. Others
 -- are foreign servers, so that CREATE SERVER, GRANT USAGE, user mappings, \des and pg_dump work as usual.
 
-create function @extschema@.outbox_amqp_validator(options text[], catalog oid)
-returns void language c strict as 'MODULE_PATHNAME', 'outbox_amqp_validator_wrapper';
-comment on function @extschema@.outbox_amqp_validator(text[], oid) is
-  'Internal: checks the options of servers and user mappings of outbox_amqp.';
+create function outbox_internal.kinds()
+returns text[] language c immutable parallel safe as 'MODULE_PATHNAME', 'outbox_kinds_wrapper';
+comment on function outbox_internal.kinds() is
+  'The kinds of destinations that the library knows, four texts each: foreign data wrapper, protocol, what a destination is,'
+  ' and the word for what is at its other end.';
 
-create foreign data wrapper outbox_amqp no handler validator @extschema@.outbox_amqp_validator;
-comment on foreign data wrapper outbox_amqp is
-  'Destinations of outbox that are exchanges of an AMQP 0-9-1 broker (RabbitMQ). The password belongs in a user'
-  ' mapping for the role of the workers.';
+create function outbox_internal.add_kinds()
+returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  kinds constant text[] := outbox_internal.kinds();
+begin
+  for n in 1 .. cardinality(kinds) by 4 loop
+    continue when exists (select from pg_foreign_data_wrapper w where w.fdwname = kinds[n]);
+    execute format(
+      'create function %1$s.%2$I(options text[], catalog oid)'
+      ' returns void language c strict as ''MODULE_PATHNAME'', ''outbox_validator_wrapper'';'
+      ' comment on function %1$s.%2$I(text[], oid) is %4$L;'
+      ' create foreign data wrapper %3$I no handler validator %1$s.%2$I;'
+      ' comment on foreign data wrapper %3$I is %5$L;'
+      ' grant usage on foreign data wrapper %3$I to outbox_admin',
+      '@extschema@', kinds[n] || '_validator', kinds[n],
+      format('Internal: checks the options of servers and user mappings of %s.', kinds[n]), kinds[n + 2]);
+  end loop;
+end
+$$;
+comment on function outbox_internal.add_kinds() is
+  'For the scripts of the extension: makes the foreign data wrapper of each kind that has none.';
+select outbox_internal.add_kinds();
 
-create function @extschema@.outbox_http_validator(options text[], catalog oid)
-returns void language c strict as 'MODULE_PATHNAME', 'outbox_http_validator_wrapper';
-comment on function @extschema@.outbox_http_validator(text[], oid) is
-  'Internal: checks the options of servers and user mappings of outbox_http.';
-
-create foreign data wrapper outbox_http no handler validator @extschema@.outbox_http_validator;
-comment on foreign data wrapper outbox_http is
-  'Destinations of outbox that are URLs to which messages are posted. Secrets belong in a user mapping for the role of'
-  ' the workers.';
+create view outbox_internal.wrappers as
+select w.oid, w.fdwname as wrapper
+from pg_foreign_data_wrapper w join pg_depend d on d.classid = 'pg_foreign_data_wrapper'::regclass and d.objid = w.oid
+join pg_extension x on d.refclassid = 'pg_extension'::regclass and d.refobjid = x.oid
+where d.deptype = 'e' and x.extname = 'outbox';
+comment on view outbox_internal.wrappers is
+  'The foreign data wrappers whose servers are destinations.';
 
 create function outbox_internal.mapping_problem(server oid)
 returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_mapping_problem_wrapper';

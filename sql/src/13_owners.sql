@@ -37,15 +37,14 @@ comment on trigger destination_owners_restore on outbox_internal.destination_own
   'Internal: lets the rows of a dump replace those of its restore.';
 
 create view outbox_internal.servers as
-select s.srvname as destination, w.fdwname as wrapper, s.oid as server, s.srvowner as owner_oid, s.srvoptions as options,
+select s.srvname as destination, w.wrapper, s.oid as server, s.srvowner as owner_oid, s.srvoptions as options,
        pg_get_userbyid(s.srvowner) as owner, o.owner as owner_before,
        (o.destination is null or o.server = s.oid or o.owner_oid = s.srvowner
         or o.owner_oid is null and o.owner = pg_get_userbyid(s.srvowner)) is true as is_adopted
-from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
+from pg_foreign_server s join outbox_internal.wrappers w on w.oid = s.srvfdw
 left join outbox_internal.destination_owners o on o.destination = s.srvname
-where w.fdwname in ('outbox_amqp', 'outbox_http')
-  -- One named "default" stands for the settings, if its owner may change where all default messages go.
-  and (s.srvname <> 'default' or pg_has_role(s.srvowner, 'outbox_admin', 'usage'));
+-- One named "default" stands for the settings, if its owner may change where all default messages go.
+where (s.srvname <> 'default' or pg_has_role(s.srvowner, 'outbox_admin', 'usage'));
 comment on view outbox_internal.servers is
   'The servers of outbox that count. One is adopted if it is the one that had the name before, if its owner had that one, or if the'
   ' name is new.';

@@ -9,8 +9,7 @@ from (
          substr(o.option, length('dead_letters_to=') + 1)::name as receiver
   from outbox_internal.servers s cross join unnest(s.options) o (option)
   where s.is_adopted and starts_with(o.option, 'dead_letters_to=')) n
-left join (pg_foreign_server r join pg_foreign_data_wrapper v on v.oid = r.srvfdw and v.fdwname in ('outbox_amqp', 'outbox_http'))
-  on r.srvname = n.receiver
+left join (pg_foreign_server r join outbox_internal.wrappers v on v.oid = r.srvfdw) on r.srvname = n.receiver
 left join lateral (
   select x.problem, x.remedy
   from (values

@@ -846,8 +846,8 @@ union all
 select 'destination', 'default',
        format('the server "default" does not count: its owner %I is no member of outbox_admin', pg_get_userbyid(s.srvowner)),
        'ALTER SERVER "default" OWNER TO outbox_admin, or DROP SERVER "default"'
-from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
-where s.srvname = 'default' and w.fdwname in ('outbox_amqp', 'outbox_http')
+from pg_foreign_server s join outbox_internal.wrappers w on w.oid = s.srvfdw
+where s.srvname = 'default'
   and not pg_has_role(s.srvowner, 'outbox_admin', 'usage')
 union all
 select 'destination', m.destination, 'messages wait for this destination, which does not exist',

@@ -135,8 +135,6 @@ grant execute on function
   @extschema@.outbox_unsubscribe, @extschema@.outbox_inbox_forget,
   @extschema@.outbox_inbox_assign
   to outbox_admin;
-grant usage on foreign data wrapper outbox_amqp to outbox_admin;
-grant usage on foreign data wrapper outbox_http to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads
 -- With the rights of the caller on the source.
 grant execute on function outbox_internal.source_row_of, outbox_internal.source_event, outbox_internal.event_shown

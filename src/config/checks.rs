@@ -1,23 +1,17 @@
 //! The checks of settings that are texts. Core calls them when an operator sets one, and at each start of a session.
 
-use crate::pg::guc::{Refused, check_hook};
+use super::options;
+use crate::pg::guc::{CheckHook, Refused, check_hook};
 use outbox_core::envelope;
-use outbox_core::route::Template;
 use outbox_core::standbys;
-use outbox_transport::{AllowList, ExchangeType, UrlError, parse_url};
+use outbox_transport::AllowList;
+use outbox_transport::kind::Kind;
+use outbox_transport::kinds::forms;
 
 /// The limit of outbox.actor, outbox.metadata and outbox.headers, in bytes.
 const SESSION_TEXT_MAX: usize = 1 << 20;
 
-check_hook!(url_hook, check_url);
-check_hook!(password_file_hook, check_password_file);
-check_hook!(tls_ca_file_hook, check_tls_ca_file);
-check_hook!(tls_cert_file_hook, check_tls_cert_file);
-check_hook!(tls_key_file_hook, check_tls_key_file);
 check_hook!(http_allow_hook, check_http_allow);
-check_hook!(exchange_hook, check_exchange);
-check_hook!(exchange_type_hook, check_exchange_type);
-check_hook!(routing_key_hook, check_routing_key);
 check_hook!(standby_names_hook, check_standby_names);
 check_hook!(worker_role_hook, check_worker_role);
 check_hook!(actor_hook, check_actor);
@@ -32,49 +26,30 @@ fn refused(message: impl Into<String>, hint: impl Into<String>) -> Result<(), Re
     })
 }
 
-fn check_url(url: &str) -> Result<(), Refused> {
-    if url.is_empty() {
+/// The hooks of the settings in a table. Core passes no name to a hook, so each place has one.
+macro_rules! option_hooks {
+    ($($hook:ident = $place:literal)+) => {
+        $(check_hook!($hook, |value: &str| check_option($place, value));)+
+        pub(super) const OPTION_HOOKS: &[CheckHook] = &[$(Some($hook)),+];
+    };
+}
+
+option_hooks! {
+    option_0 = 0 option_1 = 1 option_2 = 2 option_3 = 3 option_4 = 4 option_5 = 5
+    option_6 = 6 option_7 = 7 option_8 = 8 option_9 = 9 option_10 = 10 option_11 = 11
+}
+
+/// The value itself is not repeated: it may contain a password.
+fn check_option(place: usize, value: &str) -> Result<(), Refused> {
+    let Some(setting) = options().nth(place) else {
         return Ok(());
-    }
-    match parse_url(url) {
-        Ok(_) => Ok(()),
-        // The value itself is not repeated: it may contain a password.
-        Err(error @ UrlError::CarriesPassword) => refused(
-            format!("outbox.url is refused: {error}"),
-            "Write amqp://user@host and put the password into a file that outbox.password_file names.",
-        ),
-        Err(error) => refused(
-            format!("outbox.url is refused: {error}"),
-            "Examples: amqp://user@host:5672/vhost, amqps://user@host, amqp://user@host1,host2",
-        ),
-    }
-}
-
-const SECRET_FILE: &str = "Name a file of mode 0600 that belongs to the server's user.";
-const PEM_FILE: &str = "Name a file in PEM that the server's user can read.";
-
-fn check_password_file(path: &str) -> Result<(), Refused> {
-    check_path("outbox.password_file", path, SECRET_FILE)
-}
-
-fn check_tls_ca_file(path: &str) -> Result<(), Refused> {
-    check_path("outbox.tls_ca_file", path, PEM_FILE)
-}
-
-fn check_tls_cert_file(path: &str) -> Result<(), Refused> {
-    check_path("outbox.tls_cert_file", path, PEM_FILE)
-}
-
-fn check_tls_key_file(path: &str) -> Result<(), Refused> {
-    check_path("outbox.tls_key_file", path, SECRET_FILE)
-}
-
-/// A worker's working directory is the data directory; that of the operator who sets it is another.
-fn check_path(setting: &str, path: &str, hint: &str) -> Result<(), Refused> {
-    if path.is_empty() || path.starts_with('/') {
-        return Ok(());
-    }
-    refused(format!("{setting} is not an absolute path"), hint)
+    };
+    let name = setting.name.to_str().unwrap_or_default();
+    let checked = setting.check(Kind::of_settings(), value);
+    checked.map_err(|(why, hint)| Refused {
+        message: format!("{name} is refused: {why}"),
+        hint,
+    })
 }
 
 fn check_http_allow(list: &str) -> Result<(), Refused> {
@@ -84,33 +59,6 @@ fn check_http_allow(list: &str) -> Result<(), Refused> {
             format!("outbox.http_allow is refused: {error}"),
             "Example: hooks.internal, 10.1.0.0/16",
         ),
-    }
-}
-
-fn check_exchange(exchange: &str) -> Result<(), Refused> {
-    if exchange.len() <= 255 {
-        return Ok(());
-    }
-    refused(
-        format!("outbox.exchange is {} bytes long", exchange.len()),
-        "AMQP allows 255 bytes.",
-    )
-}
-
-fn check_exchange_type(name: &str) -> Result<(), Refused> {
-    match ExchangeType::parse(name) {
-        Some(_) => Ok(()),
-        None => refused(
-            format!("outbox.exchange_type \"{name}\" is unknown"),
-            ExchangeType::HINT,
-        ),
-    }
-}
-
-fn check_routing_key(template: &str) -> Result<(), Refused> {
-    match Template::parse(template) {
-        Ok(_) => Ok(()),
-        Err(error) => refused(format!("outbox.routing_key is refused: {error}"), error.hint),
     }
 }
 
@@ -163,7 +111,7 @@ fn check_metadata(json: &str) -> Result<(), Refused> {
 
 fn check_headers(json: &str) -> Result<(), Refused> {
     check_length("outbox.headers", json)?;
-    refused_if_not("outbox.headers", json, envelope::check_headers(json))
+    refused_if_not("outbox.headers", json, envelope::check_headers(json, forms()))
 }
 
 /// An empty value means none, so it is never checked.

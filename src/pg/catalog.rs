@@ -371,6 +371,18 @@ pub fn called_function(fcinfo: pg_sys::FunctionCallInfo) -> u32 {
     unsafe { (*(*fcinfo).flinfo).fn_oid.to_u32() }
 }
 
+/// The name of a function; empty if there is none.
+pub fn function_name(function: u32) -> String {
+    // SAFETY: inside a transaction; the result is a C string in memory of the transaction, or null.
+    unsafe {
+        let name = pg_sys::get_func_name(function.into());
+        match name.is_null() {
+            true => String::new(),
+            false => text::of_c(name),
+        }
+    }
+}
+
 /// Whether a relation belongs to an extension.
 pub fn is_member(relation: u32, extension: u32) -> bool {
     extension_of(pg_sys::RelationRelationId, relation) == extension

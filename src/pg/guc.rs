@@ -15,7 +15,7 @@ pub struct Refused {
 /// The C form of `check`, for `define_string_guc_with_hooks`. Core shows a refused value in its message unless the hook
 /// sets another message, so every refusal sets one.
 macro_rules! check_hook {
-    ($name:ident, $check:path) => {
+    ($name:ident, $check:expr) => {
         #[pgrx::pg_guard]
         pub(super) unsafe extern "C-unwind" fn $name(
             value: *mut *mut std::ffi::c_char,
@@ -28,6 +28,21 @@ macro_rules! check_hook {
     };
 }
 pub(crate) use check_hook;
+
+pub type CheckHook = pg_sys::GucStringCheckHook;
+
+/// The value of a setting as SHOW has it, but numbers without a unit; empty if there is no such setting.
+pub fn value(name: &str) -> String {
+    let name = text::to_c_string(name);
+    // SAFETY: a C string; the result is one too, and copied before anything else runs.
+    unsafe {
+        let value = pg_sys::GetConfigOption(name.as_ptr(), true, false);
+        match value.is_null() {
+            true => String::new(),
+            false => text::of_c(value),
+        }
+    }
+}
 
 /// # Safety
 /// `value` is what core passes to a string check hook.

@@ -13,7 +13,7 @@ use crate::pg::trigger::Operation;
 use crate::pg::when::WhenCall;
 use crate::pg::{latch, security, signals, table, trigger, txn};
 use crate::session::checks::{
-    check_enqueue, check_event, check_times, missing_seq, partition_of_label, routing_template, usable,
+    addressing, check_enqueue, check_event, check_times, missing_seq, partition_of_label, usable,
 };
 use crate::session::declarations::options_of;
 use crate::session::store::enqueue::{self as store, Enqueue, Keys};
@@ -35,7 +35,8 @@ use outbox_core::message::Outcome;
 use outbox_core::open_transactions::lane_crc;
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::settle::{self, Action, Ended, Ending};
-use outbox_transport::target::{self, Kind};
+use outbox_transport::described::described;
+use outbox_transport::kind::Kind;
 use outbox_worker::DEFAULT_DESTINATION;
 use outbox_worker::rewinds::{RewindGroup, RewindLane};
 use pgrx::prelude::*;
@@ -151,7 +152,7 @@ fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<Option<i64>,
     let given = args.text(new_event::DESTINATION);
     let destination = usable(given.as_deref())?;
     check_times(times)?;
-    let key = check_event(&event.event, &routing_template(destination))?;
+    let key = check_event(&event.event, &addressing(destination))?;
     changes::store_events()?; // of rows that this transaction has written before
     let seqs = publish::publish(statements(fcinfo), &[(event, key)], destination, times, if_exists)?;
     Ok(seqs.first().copied())
@@ -363,10 +364,10 @@ fn outbox_judge(
     unsendable: Option<bool>,
 ) -> Vec<SqlText> {
     let default = config::default_target();
-    let kind = wrapper.and_then(|name| Kind::of_wrapper(&name)).unwrap_or(Kind::Amqp);
+    let kind = wrapper.map_or(Some(Kind::of_settings()), |name| Kind::of_wrapper(&name));
     // A destination whose options cannot be read is judged by the settings, as a worker does it.
-    let rules =
-        target::described(kind, &default, &options_of(options), &[]).map_or(default.rules, |target| target.rules);
+    let described = kind.and_then(|kind| described(kind, &default, &options_of(options), &[]).ok());
+    let rules = described.map_or(default.rules, |target| target.rules);
     let reason = error.map_or_else(|| "failed".to_owned(), SqlText::into_string);
     let outcome = match unsendable.unwrap_or_default() {
         false => Outcome::Failed { reason },

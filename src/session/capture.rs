@@ -26,6 +26,7 @@ use outbox_core::change_log::RowChange;
 use outbox_core::envelope;
 use outbox_core::route::Template;
 use outbox_core::trigger::{Attached, Captured};
+use outbox_transport::kind::Kind;
 use outbox_worker::DEFAULT_DESTINATION;
 use pgrx::PgSqlErrorCode;
 use pgrx::spi::quote_identifier;
@@ -97,7 +98,7 @@ struct CapturedTable {
     named: NamedTable,
     settings: Captured,
     rules: CaptureRules,
-    template: Template,
+    addressing: (&'static Kind, Template),
     /// What is read of each row.
     columns: String,
 }
@@ -234,7 +235,7 @@ impl ReadTable for CapturedTable {
             statements,
             named: table.named.clone(),
             columns: row_columns(table, &settings, &rules.key_columns)?,
-            template: checks::routing_template(destination_of(&settings)),
+            addressing: checks::addressing(destination_of(&settings)),
             settings,
             rules,
         }))
@@ -321,7 +322,7 @@ impl CapturedTable {
         let event = NewEvent::of_change(change, &self.settings.aggregate_type, context);
         let checked = event.and_then(|event| {
             check_body(event.event.body_bytes() as i64)?;
-            let key = checks::check_event(&event.event, &self.template)?;
+            let key = checks::check_event(&event.event, &self.addressing)?;
             Ok((event, key))
         });
         let event = checked.map_err(|error| UserError {

@@ -12,7 +12,9 @@ use outbox_core::envelope;
 use outbox_core::message::Event;
 use outbox_core::partition::Partition;
 use outbox_core::route::Template;
-use outbox_transport::target::{self, Kind};
+use outbox_transport::described::address_template;
+use outbox_transport::kind::Kind;
+use outbox_transport::kinds::{KINDS, forms};
 use outbox_worker::DEFAULT_DESTINATION;
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::datetime_support::clock_timestamp;
@@ -98,13 +100,16 @@ pub fn check_destination(statements: &Statements, table: &NamedTable, name: &str
     }
 }
 
-/// The template of the routing key of messages to a destination; empty if they have none.
-pub fn routing_template(destination: &str) -> Template {
+/// The kind of a destination, and the template of the address of its messages.
+pub fn addressing(destination: &str) -> (&'static Kind, Template) {
     let described =
         store::server_of(destination).and_then(|server| Some((Kind::of_wrapper(&server.wrapper)?, server.options)));
     match described {
-        Some((kind, options)) => target::routing_template(kind, &options).unwrap_or_else(config::routing_template),
-        None => config::routing_template(),
+        Some((kind, options)) => {
+            let template = address_template(kind, &options);
+            (kind, template.unwrap_or_else(config::address_template))
+        }
+        None => (Kind::of_settings(), config::address_template()),
     }
 }
 
@@ -126,7 +131,10 @@ pub fn server_of(name: &str) -> Result<u32, UserError> {
         return Err(UserError::new(
             PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
             format!("destination \"{name}\" does not exist"),
-            "Leave the destination out for the default one, or create one: CREATE SERVER … FOREIGN DATA WRAPPER outbox_amqp or outbox_http.",
+            format!(
+                "Leave the destination out for the default one, or create one: CREATE SERVER … FOREIGN DATA WRAPPER {}.",
+                KINDS.iter().map(|kind| kind.wrapper).collect::<Vec<_>>().join(" or ")
+            ),
         ));
     };
     Ok(server.oid)
@@ -157,12 +165,12 @@ pub fn partition_of_label(label: &str) -> Result<Partition, UserError> {
 }
 
 /// Refuses, at the call, values that would make the message a dead letter later. Returns the key.
-pub fn check_event(event: &Event, template: &Template) -> Result<Option<String>, UserError> {
+pub fn check_event(event: &Event, (kind, template): &(&'static Kind, Template)) -> Result<Option<String>, UserError> {
     event.check_short_columns()?;
     let key = aggregate_key(event.aggregate_type.as_deref(), event.aggregate_id.as_deref());
     if let Some(key) = &key {
         envelope::check_short(AGGREGATE_KEY, key)?;
     }
-    envelope::check_routing(template, event, key.as_deref())?;
+    envelope::check_address(&kind.form, forms(), template, event, key.as_deref())?;
     Ok(key)
 }

@@ -7,22 +7,26 @@ use crate::pg::args::{SqlText, SqlTexts};
 use crate::pg::catalog::{self, Oid, OptionsOf};
 use crate::pg::text;
 use crate::store;
-use outbox_transport::target::{self, Kind, Level};
+use outbox_transport::described::{self, described};
+use outbox_transport::kind::Kind;
+use outbox_transport::kinds::KINDS;
+use outbox_transport::options::{Level, split};
 use outbox_worker::Mapping;
 use pgrx::prelude::*;
 
+/// The validator of the wrapper that its name begins with, which it finds by that: all wrappers have this function.
+/// Options have the form of CREATE SERVER and CREATE USER MAPPING: `name=value` each.
 #[pg_extern(sql = false)]
-fn outbox_amqp_validator(options: SqlTexts, catalog: Oid) {
-    check_options(Kind::Amqp, options, catalog);
-}
-
-#[pg_extern(sql = false)]
-fn outbox_http_validator(options: SqlTexts, catalog: Oid) {
-    check_options(Kind::Http, options, catalog);
-}
-
-/// Options in the form of CREATE SERVER and CREATE USER MAPPING: `name=value` each.
-fn check_options(kind: Kind, options: SqlTexts, catalog: Oid) {
+fn outbox_validator(options: SqlTexts, catalog: Oid, fcinfo: pg_sys::FunctionCallInfo) {
+    let name = catalog::function_name(catalog::called_function(fcinfo));
+    let Some(kind) = name.strip_suffix("_validator").and_then(Kind::of_wrapper) else {
+        UserError::new(
+            PgSqlErrorCode::ERRCODE_FDW_ERROR,
+            format!("the library that the server runs knows no wrapper of the validator \"{name}\""),
+            "Install the library of the extension's version and restart the server.",
+        )
+        .raise()
+    };
     let options = options_of(Some(options));
     let level = match catalog::options_of(catalog) {
         OptionsOf::Server => Level::Server,
@@ -30,20 +34,20 @@ fn check_options(kind: Kind, options: SqlTexts, catalog: Oid) {
         OptionsOf::Other if options.is_empty() => return,
         OptionsOf::Other => UserError::new(
             PgSqlErrorCode::ERRCODE_FDW_INVALID_OPTION_NAME,
-            format!("{} takes options for servers and user mappings only", kind.wrapper()),
+            format!("{} takes options for servers and user mappings only", kind.wrapper),
             "A destination is a server; it has no tables.",
         )
         .raise(),
     };
-    if let Err(refused) = target::check(kind, level, &options) {
-        let sqlstate = match refused.unknown {
-            true => PgSqlErrorCode::ERRCODE_FDW_INVALID_OPTION_NAME,
-            false => PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+    if let Err(refused) = described::check(kind, level, &options) {
+        let sqlstate = match refused.why {
+            None => PgSqlErrorCode::ERRCODE_FDW_INVALID_OPTION_NAME,
+            Some(_) => PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
         };
-        UserError::new(sqlstate, refused.message, refused.hint).raise();
+        UserError::new(sqlstate, refused.to_string(), refused.hint).raise();
     }
     // Not an error: a dump is restored before the setting is made.
-    if let Ok(target) = target::described(kind, &config::default_target(), &options, &[])
+    if let Ok(target) = described(kind, &config::default_target(), &options, &[])
         && let Some((host, why)) = target.refused_host()
     {
         let hint = format!("If that is meant, a superuser allows it: {}.", store::allowing(&host));
@@ -52,6 +56,16 @@ fn check_options(kind: Kind, options: SqlTexts, catalog: Oid) {
             hint,
         );
     }
+}
+
+/// The kinds of destinations: wrapper, protocol, what a destination is, and the word for what is at its other end; four
+/// texts each.
+#[pg_extern(sql = false)]
+fn outbox_kinds() -> Vec<SqlText> {
+    let texts = KINDS
+        .iter()
+        .flat_map(|kind| [kind.wrapper, kind.protocol, kind.about, kind.peer]);
+    texts.map(|text| SqlText::from(text.to_owned())).collect()
 }
 
 /// The problem of the user mapping that the workers in the server use for this server, if they may not deliver with it.
@@ -67,5 +81,5 @@ fn outbox_mapping_problem(server: Oid) -> Option<SqlText> {
 /// Options in the form of the catalogs: `name=value` each.
 pub fn options_of(options: Option<SqlTexts>) -> Vec<(String, String)> {
     let options = options.map_or_else(Vec::new, |texts| texts.0);
-    target::split(&options.into_iter().flatten().collect::<Vec<String>>())
+    split(&options.into_iter().flatten().collect::<Vec<String>>())
 }

@@ -13,7 +13,7 @@ use crate::pg::{catalog, latch, signals};
 use crate::session::{capture, effects};
 use crate::shared::{launcher, sessions, workers};
 use outbox_core::written;
-use outbox_transport::target;
+use outbox_transport::kind::Kind;
 use pgrx::PgSqlErrorCode;
 use std::time::{Duration, Instant};
 
@@ -215,7 +215,7 @@ fn refuse_long_name(statement: &ServerStatement) {
     let Some(bytes) = written::bytes_of_truncated(statement.name_bytes, statement.text) else {
         return;
     };
-    if target::Kind::of_wrapper(&statement.wrapper).is_none() {
+    if Kind::of_wrapper(&statement.wrapper).is_none() {
         return;
     }
     UserError {

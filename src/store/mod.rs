@@ -13,7 +13,7 @@ use crate::error::internal;
 use crate::pg::catalog::{self, Server};
 use crate::pg::spi::{Spi, SpiResult};
 use outbox_core::envelope::SHORT_STRING_MAX;
-use outbox_transport::target::split;
+use outbox_transport::options::split;
 use outbox_worker::{DEFAULT_DESTINATION, Mapping};
 use pgrx::spi::quote_identifier;
 

@@ -9,7 +9,7 @@ use crate::store::statement::SavedStatement;
 use outbox_core::event::{COLUMNS, ColumnKind, Event};
 use outbox_core::session::{Setting, TEXTS};
 use outbox_core::subscriptions::{EventFilter, Subscriptions};
-use outbox_transport::target::Kind;
+use outbox_transport::kind::Kind;
 use outbox_worker::DEFAULT_DESTINATION;
 use pgrx::PgSqlErrorCode;
 use std::borrow::Cow;

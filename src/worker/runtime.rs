@@ -20,7 +20,7 @@ use outbox_core::settle::Ended;
 use outbox_core::standbys::Replication;
 use outbox_core::throughput::DeliveryTimes;
 use outbox_core::words::Word;
-use outbox_transport::target::{Limits, Target};
+use outbox_transport::kind::{Limits, Target};
 use outbox_transport::{Deadline, NotStarted, Started, Starter, Waker};
 use outbox_worker::protocol::{Db, WorkerProtocol};
 use outbox_worker::rewinds::{RewindGroup, RewindLane, Rewound};

@@ -15,6 +15,7 @@ use outbox_core::message::Publication;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::events;
+use crate::servers::EXCHANGE;
 
 /// The most outstanding messages; the extension has the same limit.
 const WINDOW: usize = 1000;
@@ -32,8 +33,8 @@ impl From<Publication> for BareMessage {
     fn from(publication: Publication) -> Self {
         Self {
             properties: events::properties(&publication),
-            exchange: publication.exchange.as_str().into(),
-            routing_key: publication.routing_key.as_str().into(),
+            exchange: EXCHANGE.into(),
+            routing_key: publication.address.as_str().into(),
             body: publication.body,
         }
     }

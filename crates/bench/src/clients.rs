@@ -15,7 +15,7 @@ use crate::bare::{self, BarePublisher};
 use crate::cpu::Cpu;
 use crate::events::{self, EventMaker};
 use crate::report::Sample;
-use crate::servers::{BACKEND_PID, DB, EXCHANGE, QUEUE, Servers, ask};
+use crate::servers::{BACKEND_PID, DB, QUEUE, Servers, ask};
 use crate::stats;
 
 /// Transactions per second of one client. A client commits and, where it publishes itself, waits for a confirm: 20 ms
@@ -90,7 +90,7 @@ impl Application {
         servers.sql_execute(tables);
         Self {
             servers,
-            maker: EventMaker::new(EXCHANGE),
+            maker: EventMaker::new(),
             runs: 0,
         }
     }

@@ -10,10 +10,10 @@ use crate::bare::{BareMessage, BarePublisher};
 use crate::events::{self, EventMaker};
 use crate::options::{Options, Placement, name};
 use crate::report::{BenchReport, Sample, Side};
-use crate::servers::{EXCHANGE, QUEUE, Servers, all_cores};
+use crate::servers::{QUEUE, Servers, all_cores};
 
 pub fn drain(options: &Options, report: &mut BenchReport) {
-    let maker = EventMaker::new(EXCHANGE);
+    let maker = EventMaker::new();
     for &placement in &options.placements {
         let mut servers = Servers::start(placement, options.queues[0], &[], report);
         check_that_both_send_the_same(&mut servers, &maker);
@@ -33,7 +33,7 @@ pub fn sizes(options: &Options, report: &mut BenchReport) {
         ("sizes, 10 kB", 10_000, options.backlog / 5, 0.75),
         ("sizes, 1 MB", 1_000_000, options.backlog / 300, 0.5),
     ] {
-        let maker = EventMaker::sized(EXCHANGE, bytes);
+        let maker = EventMaker::sized(bytes);
         compare(options, report, &mut servers, &maker, name, count);
         report.goal("", &format!("a ratio of at least {goal}"), |ratio, _| ratio >= goal);
     }

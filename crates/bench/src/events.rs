@@ -2,9 +2,9 @@
 //! without it. Both give the same bytes, so that the broker does the same work for each side.
 
 use outbox_core::envelope;
-use outbox_core::message::{Event, HeaderValue, Pointer, Publication, Text};
+use outbox_core::message::{Event, HeaderValue, Pointer, Publication};
 use outbox_core::partition::{Partition, PartitionCount};
-use outbox_core::route::{Format, Route, Statics, Template, TransportKind};
+use outbox_core::route::{Form, Format, Route, Statics, Template};
 
 /// The size of a message's body in bytes, unless a row specifies another one. It varies by the length of the seq.
 pub const BODY_BYTES: usize = 300;
@@ -18,8 +18,7 @@ const ROUTING_KEY: &str = "{aggregate_type}.{operation}";
 
 /// Makes the same messages that the extension makes from its events.
 pub struct EventMaker {
-    transport: TransportKind,
-    exchange: Text,
+    form: &'static Form,
     template: Template,
     statics: Statics,
     partitions: PartitionCount,
@@ -28,23 +27,22 @@ pub struct EventMaker {
 }
 
 impl EventMaker {
-    pub fn new(exchange: &str) -> Self {
-        Self::sized(exchange, BODY_BYTES)
+    pub fn new() -> Self {
+        Self::sized(BODY_BYTES)
     }
 
     /// A maker of messages for an HTTP destination.
     pub fn http() -> Self {
         Self {
-            transport: TransportKind::Http,
-            ..Self::new("")
+            form: &Form::TEXT,
+            ..Self::new()
         }
     }
 
     /// A maker of messages with bodies of `body_bytes` bytes.
-    pub fn sized(exchange: &str, body_bytes: usize) -> Self {
+    pub fn sized(body_bytes: usize) -> Self {
         let mut maker = Self {
-            transport: TransportKind::Amqp,
-            exchange: Text::shared(exchange),
+            form: &Form::TYPED,
             template: Template::parse(ROUTING_KEY).expect("a valid template"),
             statics: Statics::default(),
             partitions: PartitionCount::new(16).expect("the default count"),
@@ -83,10 +81,9 @@ impl EventMaker {
             ..Event::default()
         };
         let route = Route {
-            transport: self.transport,
+            form: self.form,
             format: Format::Envelope,
-            exchange: &self.exchange,
-            template: &self.template,
+            address: &self.template,
             statics: &self.statics,
         };
         envelope::publication(0, &pointer, event, &route).expect("an event that can be sent")
@@ -153,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_body_has_the_documented_size() {
-        let maker = EventMaker::new("bench");
+        let maker = EventMaker::new();
         assert_eq!(maker.message(123_456, &order(7), &id(1)).body.len(), BODY_BYTES);
         assert_eq!(
             maker.message(1_234_567, &order(999), &id(u64::MAX >> 16)).body.len(),
@@ -164,16 +161,16 @@ mod tests {
     #[test]
     fn a_large_body_has_the_requested_size() {
         for bytes in [10_000, 1_000_000] {
-            let maker = EventMaker::sized("bench", bytes);
+            let maker = EventMaker::sized(bytes);
             assert_eq!(maker.message(123_456, &order(7), &id(1)).body.len(), bytes);
         }
     }
 
     #[test]
     fn all_properties_and_headers_of_the_extension_are_sent() {
-        let message = EventMaker::new("bench").message(1, &order(7), &id(1));
+        let message = EventMaker::new().message(1, &order(7), &id(1));
         let properties = properties(&message);
-        assert_eq!(message.routing_key, "order.placed");
+        assert_eq!(message.address, "order.placed");
         assert_eq!(properties.delivery_mode(), &Some(2));
         assert_eq!(
             properties.kind().as_ref().map(|kind| kind.as_str()),

@@ -84,7 +84,7 @@ const PGMQ: Loop = Loop {
 pub fn peers(options: &Options, report: &mut BenchReport) {
     let mut servers = Servers::start(Placement::Unpinned, options.first_queue(), &[], report);
     servers.pause();
-    let maker = EventMaker::new(EXCHANGE);
+    let maker = EventMaker::new();
     let json_maker = json_maker(&mut servers);
     servers.sql_execute(HAND_LOOP.table.create);
     compare(options, report, &mut servers, "hand loop", |servers, count| {
@@ -107,7 +107,7 @@ fn compare(
     name: &'static str,
     peer: impl Fn(&mut Servers, u32) -> Sample,
 ) {
-    let note = EventMaker::new(EXCHANGE).note;
+    let note = EventMaker::new().note;
     let run = |servers: &mut Servers, side, count| match side {
         Side::Ours => {
             backlog::replace(servers, &note, count, KEYS);
@@ -127,10 +127,10 @@ fn compare(
 
 /// A maker of messages of the usual size for a column of jsonb, whose text has spaces that the envelope has not.
 fn json_maker(servers: &mut Servers) -> EventMaker {
-    let body = body(&EventMaker::new(EXCHANGE), 0);
+    let body = body(&EventMaker::new(), 0);
     let stored = (servers.sql).query_one("select octet_length($1::text::jsonb::text)", &[&body]);
     let bytes: i32 = stored.expect("a JSON object").get(0);
-    EventMaker::sized(EXCHANGE, 2 * BODY_BYTES - bytes.cast_unsigned() as usize)
+    EventMaker::sized(2 * BODY_BYTES - bytes.cast_unsigned() as usize)
 }
 
 fn body(maker: &EventMaker, n: u32) -> String {
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_message_of_a_peer_differs_in_its_body_and_its_id_only() {
-        let maker = EventMaker::new(EXCHANGE);
+        let maker = EventMaker::new();
         let message =
             |n: u32| -> Publication { maker.message(i64::from(n) + 100_000, &events::order(n), &events::id(n.into())) };
         let like: BareMessage = message(0).into();

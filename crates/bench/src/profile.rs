@@ -15,7 +15,7 @@ use crate::cpu;
 use crate::events::EventMaker;
 use crate::options::{Options, Placement, name};
 use crate::report::{BenchReport, Sample};
-use crate::servers::{EXCHANGE, Servers};
+use crate::servers::Servers;
 
 const MAIN: &str = "main thread";
 const OTHERS: &str = "other threads";
@@ -41,7 +41,7 @@ const CUT: &str = "main thread: stack not known";
 pub fn profile(options: &Options, report: &mut BenchReport) {
     let mut servers = Servers::start(Placement::Unpinned, options.first_queue(), &[], report);
     servers.pause();
-    let note = EventMaker::new(EXCHANGE).note;
+    let note = EventMaker::new().note;
     // A warm-up.
     backlog::replace(&mut servers, &note, options.backlog.div_ceil(10), KEYS);
     backlog::drain(&mut servers, options.backlog.div_ceil(10));

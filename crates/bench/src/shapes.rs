@@ -5,7 +5,7 @@ use crate::backlog::{self, KEYS};
 use crate::events::EventMaker;
 use crate::options::{Options, Placement};
 use crate::report::{BenchReport, Side};
-use crate::servers::{DB, EXCHANGE, Servers};
+use crate::servers::{DB, Servers};
 use crate::stats;
 
 /// The most messages that the queue keeps in the row backlog: a broker with millions of messages becomes slow by
@@ -15,7 +15,7 @@ const QUEUE_MAX: u32 = 10_000;
 fn start(options: &Options, report: &mut BenchReport, conf: &[&str]) -> (Servers, String) {
     let servers = Servers::start(Placement::Unpinned, options.first_queue(), conf, report);
     servers.pause();
-    (servers, EventMaker::new(EXCHANGE).note)
+    (servers, EventMaker::new().note)
 }
 
 /// Row keys: one key ÷ 1,000 keys. Shows the cost of order, which prevents parallel delivery.

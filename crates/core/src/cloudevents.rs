@@ -1,17 +1,14 @@
 //! An event as a CloudEvent 1.0.2: its attributes, and where they are in a message. `envelope` calls it;
 //! docs/formats.md shows both forms.
 //!
-//! With AMQP the binary form uses headers `ce-…`, as the RabbitMQ binding of Knative does, which the SDK for Python
-//! reads. The AMQP binding of CloudEvents is for AMQP 1.0, which RabbitMQ supports as well; its names are
-//! `cloudEvents_…`.
+//! The binary form uses headers `ce-…` everywhere, as the bindings for HTTP, NATS and Kafka do, and Knative for RabbitMQ.
 
 use std::borrow::Cow;
 
 use serde_json::value::RawValue;
 
-use crate::format::TransportKind;
-use crate::header_names::ATTRIBUTE_PREFIX;
-use crate::headers::{Header, encoded_unless, percent_encoded};
+use crate::form::{ATTRIBUTE_PREFIX, Form};
+use crate::headers::{Header, encoded_unless};
 use crate::json::{Member, Members, written};
 use crate::message::HeaderValue;
 use crate::refusal::Refusal;
@@ -99,15 +96,11 @@ impl<'a> Attributes<'a> {
     }
 
     /// The binary form.
-    pub(crate) fn headers(self, transport: TransportKind) -> Vec<Header> {
+    pub(crate) fn headers(self, form: &Form) -> Vec<Header> {
         let [version, id, source, rest @ ..] = self.0;
         let attributes = [version, source, id].into_iter().chain(rest);
         let header = |(name, value): (&'static str, Option<Cow<'_, str>>)| {
-            let value = match transport {
-                TransportKind::Amqp => value?.into_owned().into(),
-                TransportKind::Http => percent_encoded(&value?),
-            };
-            Some((name.into(), HeaderValue::Text(value)))
+            Some((name.into(), HeaderValue::Text((form.value)(&value?))))
         };
         attributes
             .filter(|(name, _)| *name != DATACONTENTTYPE)
@@ -172,25 +165,18 @@ fn is_timestamp(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{TRACEPARENT, bare_event, event, event_with, header, made, names, pointer};
+    use crate::fixtures::{TEXT, TRACEPARENT, TYPED, bare_event, event, event_with, header, made, names, pointer};
     use crate::message::{Event, Pointer, Publication};
     use crate::route::{Format, Statics, Template};
-    use TransportKind::{Amqp, Http};
     use proptest::prelude::*;
     use serde_json::Value;
 
     fn structured(pointer: &Pointer, event: &Event) -> Result<Publication, Refusal> {
-        made(pointer, event, Amqp, Format::CloudEvents, &Statics::default())
+        made(pointer, event, TYPED, Format::CloudEvents, &Statics::default())
     }
 
-    fn binary(pointer: &Pointer, event: &Event, transport: TransportKind) -> Result<Publication, Refusal> {
-        made(
-            pointer,
-            event,
-            transport,
-            Format::CloudEventsBinary,
-            &Statics::default(),
-        )
+    fn binary(pointer: &Pointer, event: &Event, form: &'static Form) -> Result<Publication, Refusal> {
+        made(pointer, event, form, Format::CloudEventsBinary, &Statics::default())
     }
 
     fn traced() -> Event {
@@ -216,8 +202,8 @@ mod tests {
     #[test]
     fn the_binary_form_has_the_same_attributes_in_headers() {
         let whole: Value = serde_json::from_slice(&structured(&pointer(), &traced()).unwrap().body).unwrap();
-        for transport in [Amqp, Http] {
-            let publication = binary(&pointer(), &traced(), transport).unwrap();
+        for form in [TYPED, TEXT] {
+            let publication = binary(&pointer(), &traced(), form).unwrap();
             assert_eq!(publication.body, traced().payload.as_bytes());
             assert_eq!(publication.properties.content_type, "application/json");
             let mut attributes = whole.as_object().unwrap().clone();
@@ -293,7 +279,7 @@ mod tests {
             ),
         ] {
             let event = event_with(|e| e.headers = Some(headers.clone()));
-            let publication = binary(&pointer(), &event, Amqp).unwrap();
+            let publication = binary(&pointer(), &event, TYPED).unwrap();
             assert_eq!(header(&publication, "ce-traceparent").is_some(), parent, "{headers}");
             assert_eq!(header(&publication, "ce-tracestate").is_some(), state, "{headers}");
             let given: serde_json::Map<String, Value> = serde_json::from_str(&headers).unwrap();
@@ -307,7 +293,7 @@ mod tests {
     #[test]
     fn sequences_are_ordered_as_text() {
         let sequence = |seq| {
-            let publication = binary(&pointer(), &Event { seq, ..event() }, Amqp).unwrap();
+            let publication = binary(&pointer(), &Event { seq, ..event() }, TYPED).unwrap();
             header(&publication, "ce-sequence")
         };
         let seqs = [0, 9, 10, 1 << 40, i64::MAX];
@@ -326,7 +312,7 @@ mod tests {
                 source: Template::parse_text(template).unwrap(),
                 ..Statics::default()
             };
-            let publication = made(&pointer(), event, Amqp, Format::CloudEventsBinary, &statics)?;
+            let publication = made(&pointer(), event, TYPED, Format::CloudEventsBinary, &statics)?;
             Ok::<_, Refusal>(header(&publication, "ce-source").unwrap())
         };
         assert_eq!(
@@ -374,7 +360,7 @@ mod tests {
             ("actor", event_with(|e| e.actor = Some("\t".into()))),
             ("payload", event_with(|e| e.payload = "{".into())),
         ] {
-            for publication in [structured(&pointer(), &event), binary(&pointer(), &event, Http)] {
+            for publication in [structured(&pointer(), &event), binary(&pointer(), &event, TEXT)] {
                 let refusal = publication.unwrap_err();
                 assert!(
                     refusal.message.contains(name) && !refusal.hint.is_empty(),
@@ -405,7 +391,7 @@ mod tests {
         ] {
             let event = event_with(|e| e.created_at = time.to_owned());
             assert_eq!(
-                header(&binary(&pointer(), &event, Amqp).unwrap(), "ce-time"),
+                header(&binary(&pointer(), &event, TYPED).unwrap(), "ce-time"),
                 None,
                 "{time}"
             );

@@ -1,12 +1,13 @@
 //! Makes one [`Publication`] of an event and its pointer. The worker calls it on its main thread for each claimed row,
 //! after the claim's transaction has ended. The enqueuing functions call [`check_headers`], [`check_short`] and
-//! [`check_routing`], so that an event that cannot be sent is refused at the call.
+//! [`check_address`], so that an event that cannot be sent is refused at the call.
 //!
 //! The body has the same bytes on each retry: values that differ between attempts (attempt, lease epoch) are only in
 //! headers. The envelope is the JSON of the whole event; columns that are NULL are absent.
 
 use crate::cloudevents::{self, Attributes};
-use crate::format::{Format, TransportKind};
+use crate::form::Form;
+use crate::format::Format;
 use crate::headers;
 use crate::json::{Member, Members, not_json, raw, written};
 use crate::message::{Event, Pointer, Properties, Publication};
@@ -15,8 +16,8 @@ use crate::route::Route;
 use crate::template::{Template, Values};
 use crate::text::Text;
 
-pub use crate::header_names::SYSTEM_HEADERS;
-pub use crate::headers::{HEADERS_MAX, SYSTEM_HEADERS_RESERVED, check_headers};
+pub use crate::form::{HEADERS_MAX, SYSTEM_HEADERS};
+pub use crate::headers::{SYSTEM_HEADERS_RESERVED, check_headers};
 pub use crate::refusal::{Refusal, SHORT_STRING_MAX, check_short, check_short_start};
 
 pub const CONTENT_TYPE: &str = "application/json";
@@ -36,15 +37,9 @@ pub fn publication(
     if let Some(correlation_id) = &event.correlation_id {
         check_short("correlation id", correlation_id)?;
     }
-    let own = own_headers(&event)?;
+    let own = own_headers(&event, &[route.form])?;
     let values = Values::new(pointer, &event, &own);
-    let (exchange, routing_key) = match route.transport {
-        TransportKind::Amqp => {
-            check_short("exchange name", route.exchange)?;
-            (route.exchange.clone(), routing_key(route.template, &values)?)
-        }
-        TransportKind::Http => (Text::default(), Text::default()),
-    };
+    let address = address(route.form, route.address, &values)?;
     let statics = route.statics;
     // None: the body is the payload, as it is.
     let (content_type, body, more) = match route.format {
@@ -65,7 +60,7 @@ pub fn publication(
         }
         Format::CloudEventsBinary => {
             raw("payload", &event.payload)?;
-            let attributes = Attributes::of(&values, route)?.headers(route.transport);
+            let attributes = Attributes::of(&values, route)?.headers(route.form);
             (Text::Static(CONTENT_TYPE), None, attributes)
         }
     };
@@ -78,42 +73,46 @@ pub fn publication(
         timestamp_s: u64::try_from(event.created_at_s).ok(),
         app_id: statics.app_id.clone(),
         correlation_id: event.correlation_id,
-        expiration_ms: statics.expiration_ms,
-        priority: statics.priority,
         headers,
     };
     Ok(Publication {
         handle,
-        exchange,
-        routing_key,
+        address,
         key: None,
         properties,
         body,
     })
 }
 
-/// Checks what can be checked at enqueue: the user's headers with [`check_headers`], and the routing key that
-/// `template` makes of the event.
+/// Checks what can be checked at enqueue: the user's headers with [`check_headers`], and the address that `template` makes
+/// of the event. `form`: that of its destination; `forms`: those of all that it may have.
 ///
-/// # Errors [`Refusal`] if the headers cannot be sent, or the routing key exceeds the limit of AMQP.
-pub fn check_routing(template: &Template, event: &Event, key: Option<&str>) -> Result<(), Refusal> {
+/// # Errors [`Refusal`] if the headers cannot be sent, or the address is too long.
+pub fn check_address(
+    form: &Form,
+    forms: &[&Form],
+    template: &Template,
+    event: &Event,
+    key: Option<&str>,
+) -> Result<(), Refusal> {
     let values = Values {
         event,
         key,
         partition: Partition::LAST,
         destination: "default",
-        headers: &own_headers(event)?,
+        headers: &own_headers(event, forms)?,
     };
-    routing_key(template, &values).map(drop)
+    address(form, template, &values).map(drop)
 }
 
-fn routing_key(template: &Template, values: &Values<'_>) -> Result<Text, Refusal> {
+fn address(form: &Form, template: &Template, values: &Values<'_>) -> Result<Text, Refusal> {
     let rendered = template.render(values);
-    rendered.map_err(|long| long.refusal("routing key", "the limit of AMQP"))
+    rendered.map_err(|long| long.refusal(form.address, "the limit"))
 }
 
-fn own_headers(event: &Event) -> Result<Vec<headers::Header>, Refusal> {
-    event.headers.as_deref().map_or(Ok(Vec::new()), headers::own)
+fn own_headers(event: &Event, forms: &[&Form]) -> Result<Vec<headers::Header>, Refusal> {
+    let own = event.headers.as_deref();
+    own.map_or(Ok(Vec::new()), |json| headers::own(json, forms))
 }
 
 /// Checks metadata that is given as text: a JSON object that jsonb can store.
@@ -183,20 +182,14 @@ fn envelope(event: &Event, key: Option<&str>) -> Result<Vec<u8>, Refusal> {
 mod tests {
     use super::*;
     use crate::event::EVENT_BYTES_MAX;
-    use crate::fixtures::{bare_event, event, event_with, header, made, names, pointer, text};
+    use crate::fixtures::{TYPED, bare_event, event, event_with, header, made, names, pointer, text};
     use crate::message::HeaderValue;
     use crate::route::Statics;
     use proptest::prelude::*;
     use serde_json::Value;
 
     fn published(pointer: &Pointer, event: &Event) -> Result<Publication, Refusal> {
-        made(
-            pointer,
-            event,
-            TransportKind::Amqp,
-            Format::Envelope,
-            &Statics::default(),
-        )
+        made(pointer, event, TYPED, Format::Envelope, &Statics::default())
     }
 
     #[test]
@@ -241,7 +234,7 @@ mod tests {
         let publication = published(&Pointer { key: None, ..pointer() }, &bare_event()).unwrap();
         let expected = r#"{"id":"1","seq":0,"type":"T","payload":null,"created_at":"2026-01-31T12:00:00.000000Z"}"#;
         assert_eq!(std::str::from_utf8(&publication.body).unwrap(), expected);
-        assert_eq!(publication.routing_key, ".");
+        assert_eq!(publication.address, ".");
         assert_eq!(publication.properties.correlation_id, None);
         assert_eq!(
             names(&publication),
@@ -252,7 +245,7 @@ mod tests {
     /// Its own texts are escaped, each byte as six: the largest body that a format makes of an event. An actor that
     /// fits in a header has at most 64 KiB.
     #[test]
-    fn the_largest_event_is_a_message_that_rabbitmq_4_takes_in_every_format() {
+    fn the_largest_event_is_a_message_below_16_mib_in_every_format() {
         const MAX_MESSAGE_SIZE: usize = 16 << 20;
         for (format, escaped) in [
             (Format::Envelope, "\u{1}"),
@@ -278,9 +271,7 @@ mod tests {
                 ..pointer()
             };
             let statics = Statics::default();
-            let body = made(&key, &largest, TransportKind::Amqp, format, &statics)
-                .unwrap()
-                .body;
+            let body = made(&key, &largest, TYPED, format, &statics).unwrap().body;
             assert!(body.len() > EVENT_BYTES_MAX - (128 << 10), "{format:?}");
             assert!(body.len() <= MAX_MESSAGE_SIZE, "{format:?}: {}", body.len());
         }
@@ -327,8 +318,7 @@ mod tests {
     #[test]
     fn properties_and_headers_name_the_event() {
         let publication = published(&pointer(), &event()).unwrap();
-        assert_eq!((publication.handle, publication.exchange.as_str()), (9, "events"));
-        assert_eq!(publication.routing_key, "order.insert");
+        assert_eq!((publication.handle, publication.address.as_str()), (9, "order.insert"));
         let headers = [
             ("id", text("0198a3f2-0000-7000-8000-000000000001")),
             ("aggregate_type", text("Order")),
@@ -346,8 +336,6 @@ mod tests {
             timestamp_s: Some(1_769_860_800),
             app_id: "outbox".into(),
             correlation_id: Some("c-1".into()),
-            expiration_ms: None,
-            priority: None,
             headers: headers.map(|(name, value)| (name.into(), value)).into(),
         };
         assert_eq!(publication.properties, expected);
@@ -365,11 +353,11 @@ mod tests {
     #[test]
     fn headers_that_pass_at_enqueue_also_pass_with_those_of_outbox() {
         let own = |value_bytes: usize| format!(r#"{{"a": "{}"}}"#, "v".repeat(value_bytes));
-        // less the length of the table and what the one field takes in addition to its value
-        let largest = HEADERS_MAX - SYSTEM_HEADERS_RESERVED - 4 - (1 + 1 + 1 + 4);
-        assert!(check_headers(&own(largest + 1)).is_err());
+        // less a length, and what the one header takes in addition to its value
+        let largest = HEADERS_MAX - SYSTEM_HEADERS_RESERVED - 4 - (6 + 1);
+        assert!(check_headers(&own(largest + 1), &[]).is_err());
         let headers = own(largest);
-        assert_eq!(check_headers(&headers), Ok(()));
+        assert_eq!(check_headers(&headers, &[]), Ok(()));
         assert!(
             published(
                 &pointer(),
@@ -411,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_amqp_cannot_carry_is_refused_by_name() {
+    fn a_value_that_is_too_long_is_refused_by_name() {
         let long = "x".repeat(256);
         let cases = [
             (
@@ -451,34 +439,12 @@ mod tests {
             );
             assert!(!refusal.hint.is_empty());
         }
-        let long = Text::from(long);
-        let template = Template::parse("k").unwrap();
-        let route = Route {
-            transport: TransportKind::Amqp,
-            format: Format::Envelope,
-            exchange: &long,
-            template: &template,
-            statics: &Statics::default(),
-        };
-        assert!(
-            publication(1, &pointer(), event(), &route)
-                .unwrap_err()
-                .message
-                .contains("exchange")
-        );
     }
 
     #[test]
     fn a_payload_is_sent_as_stored_and_the_rest_in_headers() {
         let event = event_with(|e| e.payload = " {\"a\":  1} ".into());
-        let publication = made(
-            &pointer(),
-            &event,
-            TransportKind::Amqp,
-            Format::Payload,
-            &Statics::default(),
-        )
-        .unwrap();
+        let publication = made(&pointer(), &event, TYPED, Format::Payload, &Statics::default()).unwrap();
         assert_eq!(publication.body, b" {\"a\":  1} ");
         assert_eq!(publication.properties.content_type, "application/json");
         assert_eq!(publication.properties.kind.as_deref(), Some("OrderPlaced"));
@@ -503,7 +469,7 @@ mod tests {
             content_type: Some("text/plain".into()),
             ..Statics::default()
         };
-        let by = |statics| made(&pointer(), &text, TransportKind::Amqp, Format::Payload, statics);
+        let by = |statics| made(&pointer(), &text, TYPED, Format::Payload, statics);
         let publication = by(&statics).unwrap();
         assert_eq!(
             (
@@ -521,41 +487,21 @@ mod tests {
     }
 
     #[test]
-    fn each_message_has_the_properties_of_its_destination() {
+    fn each_message_has_the_app_id_of_its_destination() {
         let statics = Statics {
             app_id: "shop".into(),
-            expiration_ms: Some(60_000),
-            priority: Some(9),
             ..Statics::default()
         };
-        let properties = made(&pointer(), &event(), TransportKind::Amqp, Format::Envelope, &statics)
-            .unwrap()
-            .properties;
-        assert_eq!(
-            (
-                properties.app_id.as_str(),
-                properties.expiration_ms,
-                properties.priority
-            ),
-            ("shop", Some(60_000), Some(9))
-        );
+        let publication = made(&pointer(), &event(), TYPED, Format::Envelope, &statics).unwrap();
+        assert_eq!(publication.properties.app_id.as_str(), "shop");
     }
 
     #[test]
-    fn with_http_there_is_no_exchange_and_no_routing_key_that_could_be_too_long() {
-        let event = event_with(|e| e.aggregate_type = Some("x".repeat(256)));
-        let by = |transport| made(&pointer(), &event, transport, Format::Envelope, &Statics::default());
-        assert!(by(TransportKind::Amqp).is_err());
-        let publication = by(TransportKind::Http).unwrap();
-        assert!(publication.exchange.is_empty() && publication.routing_key.is_empty());
-    }
-
-    #[test]
-    fn a_routing_key_is_checked_at_enqueue_with_the_users_headers() {
+    fn an_address_is_checked_at_enqueue_with_the_users_headers() {
         let template = Template::parse("{partition}.{header:tenant|none}").unwrap();
         let check = |bytes: usize| {
             let event = event_with(|e| e.headers = Some(format!(r#"{{"tenant": "{}"}}"#, "t".repeat(bytes))));
-            check_routing(&template, &event, None)
+            check_address(TYPED, &[TYPED], &template, &event, None)
         };
         assert_eq!(check(255 - "p1023.".len()), Ok(()));
         assert!(
@@ -580,7 +526,7 @@ mod tests {
             .is_ok()
         );
         assert!(
-            check_headers(&format!(r#"{{"a": {deep}}}"#)).is_err(),
+            check_headers(&format!(r#"{{"a": {deep}}}"#), &[]).is_err(),
             "too large, and no crash"
         );
     }

@@ -1,11 +1,46 @@
 //! An event, its pointer, and the message made of them: the start of the tests of a message's parts.
 
 use crate::envelope::{Refusal, publication};
+use crate::form::Form;
+use crate::headers::encoded_unless;
 use crate::message::{Event, HeaderValue, Pointer, Publication};
 use crate::partition::Partition;
-use crate::route::{Format, Route, Statics, Template, TransportKind};
+use crate::route::{Format, Route, Statics, Template};
+use crate::text::Text;
 
 pub(crate) const TRACEPARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+/// A peer with properties, which refuses a header.
+pub(crate) const TYPED: &Form = &Form {
+    address: "routing key",
+    check_name: |name| match name {
+        "barred" => Err(Refusal::new("barred", "Leave it out.")),
+        _ => Ok(()),
+    },
+    ..Form::TYPED
+};
+
+/// A peer with names in lower case, a header of its own, and values in visible ASCII without line breaks.
+pub(crate) const TEXT: &Form = &Form {
+    name: Some(
+        |name| match name.is_ascii() && !name.contains([' ', '\r', '\n', ':']) && !name.is_empty() {
+            true => Ok(name.to_ascii_lowercase()),
+            false => Err(Refusal::new("no name", "Choose another one.")),
+        },
+    ),
+    is_reserved: |name| name == "reserved",
+    value: |text| {
+        Text::Owned(
+            encoded_unless(text, |at| {
+                matches!(text.as_bytes()[at], b'!'..=b'~') && !matches!(text.as_bytes()[at], b'"' | b'%')
+            })
+            .into_owned(),
+        )
+    },
+    is_sendable: |text| !text.contains(|c: char| c.is_ascii_control() && c != '\t'),
+    headers_max: 16 * 1024,
+    ..Form::TEXT
+};
 
 pub(crate) fn pointer() -> Pointer {
     Pointer {
@@ -62,15 +97,14 @@ pub(crate) fn event_with(change: impl FnOnce(&mut Event)) -> Event {
 pub(crate) fn made(
     pointer: &Pointer,
     event: &Event,
-    transport: TransportKind,
+    form: &'static Form,
     format: Format,
     statics: &Statics,
 ) -> Result<Publication, Refusal> {
     let route = Route {
-        transport,
+        form,
         format,
-        exchange: &"events".into(),
-        template: &Template::parse("{aggregate_type}.{operation}").unwrap(),
+        address: &Template::parse("{aggregate_type}.{operation}").unwrap(),
         statics,
     };
     publication(9, pointer, event.clone(), &route)

@@ -1,15 +1,7 @@
-//! The transport and the format of a message.
+//! The format of a message: what its body is.
 
 use crate::refusal::Refusal;
 use crate::words::Word;
-
-/// How messages reach a destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TransportKind {
-    /// RabbitMQ, by AMQP 0-9-1.
-    Amqp,
-    Http,
-}
 
 crate::words! {
     /// The body of a message. docs/formats.md shows each format.

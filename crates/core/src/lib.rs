@@ -1,4 +1,4 @@
-//! The policy of outbox: pure functions, called by the worker's main thread in the server and by `outboxctl work`.
+//! The policy of outbox: pure functions, called by sessions and workers in the server, and by `outboxctl`.
 //!
 //! There is no clock, I/O or randomness here: state, `now` and seed are arguments, a decision is the result, and other
 //! crates execute it. No input makes a function panic, because a panic in a worker is an error in the server.
@@ -26,7 +26,8 @@
 //! - [`template`]: routing keys and other texts of a message from a template.
 //! - [`envelope`]: makes one message of one event: its body, its properties. `refusal` says why it cannot be sent,
 //!   `json` reads and writes for it.
-//! - [`headers`]: the headers of a message, for AMQP and HTTP, and their limits; `header_names` has the reserved names.
+//! - [`form`]: what messages look like at a kind of destination, and the names of headers that are reserved.
+//! - [`headers`]: the headers of a message, and their limits.
 //! - [`cloudevents`]: an event as a CloudEvent; `trace` checks the W3C trace context.
 //! - [`handoff`]: a message as bytes, on its way through shared memory.
 //! - [`text`]: text that many messages share.
@@ -54,9 +55,9 @@ pub mod event;
 #[cfg(test)]
 mod fixtures;
 pub mod floor;
+pub mod form;
 mod format;
 pub mod handoff;
-mod header_names;
 pub mod headers;
 mod json;
 pub mod key_order;

@@ -1,7 +1,7 @@
 //! The data types of a message's path. A claim fills `Pointer` and `Event` from rows on the worker's main thread,
 //! `envelope` makes a `Publication` of them, the publisher threads send it and answer with an `Outcome`.
 //!
-//! This module knows neither Postgres nor AMQP: both sides of the bounded queues between the threads use these types.
+//! Both sides of the bounded queues between the threads use these types. They know neither Postgres nor a broker.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,10 +18,9 @@ pub use crate::text::Text;
 pub struct Publication {
     /// The worker's number for this attempt; the [`Outcome`] carries it. Never sent to the broker.
     pub handle: u64,
-    /// Name of the exchange, at most 255 bytes; empty is the broker's default exchange.
-    pub exchange: Text,
-    /// Rendered routing key, at most 255 bytes.
-    pub routing_key: Text,
+    /// Where it goes at its destination, at most 255 bytes: a routing key, a subject. Empty if the destination is the whole
+    /// address.
+    pub address: Text,
     /// The unit of order: a transport that sends several messages at once sends those of one key one after the other.
     pub key: Option<String>,
     pub properties: Properties,
@@ -41,31 +40,28 @@ impl Publication {
     }
 }
 
-/// The properties of a message, as in AMQP. `delivery_mode` is absent because it is always 2 (persistent).
+/// The properties of a message. A transport without properties leaves them out: [`crate::form`].
 ///
 /// Written by `envelope`, read by the transports.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Properties {
     /// The id of the event: the same across retries and reconnects, so consumers deduplicate by it. At most 255 bytes.
     pub message_id: String,
-    /// AMQP's `type`: the event's type. At most 255 bytes.
+    /// The event's type, at most 255 bytes.
     pub kind: Option<String>,
     /// MIME type of the body.
     pub content_type: Text,
-    /// When the event was created, in whole seconds since 1970; absent before 1970, which AMQP cannot represent.
+    /// When the event was created, in whole seconds since 1970; absent before 1970.
     pub timestamp_s: Option<u64>,
     /// The application that publishes; `outbox` unless its destination says otherwise.
     pub app_id: Text,
     /// At most 255 bytes.
     pub correlation_id: Option<String>,
-    /// How long the broker keeps the message in a queue; RabbitMQ takes at most 32 bits.
-    pub expiration_ms: Option<u64>,
-    pub priority: Option<u8>,
     /// In sending order, each name once, each name at most 255 bytes.
     pub headers: Vec<(Text, HeaderValue)>,
 }
 
-/// The value of a header: the types that both an AMQP field table and JSON can represent without loss.
+/// The value of a header: the types that JSON can represent without loss, and typed headers too.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HeaderValue {
     Text(Text),

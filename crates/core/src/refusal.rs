@@ -3,8 +3,7 @@
 
 use std::fmt;
 
-/// AMQP 0-9-1 sends message_id, type, correlation_id, header names, routing key and exchange as short strings, whose
-/// length is one byte.
+/// The limit of ids, types, header names and addresses, in bytes. Brokers store their length in one byte.
 pub const SHORT_STRING_MAX: usize = 255;
 
 /// Why an event can never be sent in its form, or a destination cannot be described like this. It contains names and
@@ -32,7 +31,7 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// Checks a text that AMQP sends as a short string; `name` is its name in a refusal.
+/// Checks a text that is sent as a short string; `name` is its name in a refusal.
 ///
 /// # Errors [`Refusal`] if it is longer than [`SHORT_STRING_MAX`] bytes.
 pub fn check_short(name: &str, text: &str) -> Result<(), Refusal> {
@@ -54,7 +53,7 @@ pub fn check_short_start(name: &str, start: &str) -> Result<(), Refusal> {
 
 fn too_long(name: &str, bytes: &str) -> Refusal {
     Refusal::new(
-        format!("the {name} is {bytes} bytes long; the limit of AMQP is {SHORT_STRING_MAX}"),
+        format!("the {name} is {bytes} bytes long; the limit is {SHORT_STRING_MAX}"),
         format!("Shorten the {name}."),
     )
 }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use crate::message::{Event, HeaderValue, Pointer};
 use crate::partition::Partition;
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, SHORT_STRING_MAX};
 use crate::text::Text;
 
 /// A parsed template.
@@ -89,17 +89,17 @@ impl Default for Template {
 }
 
 impl Template {
-    /// AMQP sends a routing key as a short string: its length is one byte.
-    pub const KEY_MAX_BYTES: usize = 255;
+    /// The limit of an address.
+    pub const ADDRESS_MAX_BYTES: usize = SHORT_STRING_MAX;
     /// The limit of any other text.
     pub const TEXT_MAX_BYTES: usize = 1024;
 
-    /// Parses a routing key: it renders to at most [`Template::KEY_MAX_BYTES`].
+    /// Parses the template of an address, such as a routing key: it renders to at most [`Template::ADDRESS_MAX_BYTES`].
     ///
     /// # Errors [`Refusal`] for an unknown placeholder or modifier, a brace without its other half, or more
     /// literal text than fits.
     pub fn parse(text: &str) -> Result<Self, Refusal> {
-        Self::parse_up_to(text, Self::KEY_MAX_BYTES)
+        Self::parse_up_to(text, Self::ADDRESS_MAX_BYTES)
     }
 
     /// Parses any other text, such as the value of a header: it renders to at most [`Template::TEXT_MAX_BYTES`].

@@ -3,7 +3,6 @@
 mod checking;
 mod cursor;
 mod fast_path;
-mod formats;
 mod model_cursor;
 mod model_fast_path;
 mod model_floor;

@@ -88,8 +88,7 @@ fn serve(mut stream: TcpStream, pause: Duration) -> std::io::Result<()> {
 fn message(handle: u64) -> Publication {
     Publication {
         handle,
-        exchange: Text::default(),
-        routing_key: Text::default(),
+        address: Text::default(),
         key: Some(format!("key {}", handle % 100)),
         properties: Properties {
             message_id: format!("0190a0c2-0000-7000-8000-{handle:012}"),

@@ -124,8 +124,7 @@ fn text(value: String) -> HeaderValue {
 fn message(handle: u64) -> Publication {
     Publication {
         handle,
-        exchange: "".into(),
-        routing_key: QUEUE.into(),
+        address: QUEUE.into(),
         key: None,
         properties: Properties {
             message_id: format!("0190a0c2-0000-7000-8000-{handle:012}"),
@@ -235,10 +234,7 @@ async fn bare_publish(channel: &Channel, message: Publication) -> lapin::Publish
         mandatory: true,
         ..Default::default()
     };
-    let (exchange, key) = (
-        message.exchange.into_string().into(),
-        message.routing_key.into_string().into(),
-    );
+    let (exchange, key) = ("".into(), message.address.into_string().into());
     channel
         .basic_publish(exchange, key, options, &message.body, properties)
         .await

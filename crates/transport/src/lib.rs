@@ -7,15 +7,16 @@
 //!
 //! | module | question it answers | thread |
 //! |---|---|---|
-//! | [`url`] | what does `outbox.url` contain? | any, pure |
+//! | `kinds` | which kinds of destinations are there? | any, pure |
+//! | `kind` | what is special about a kind, and what does a worker know of a destination? | any, pure |
+//! | `options`, `described` | what do options say, and which destination do they describe? | any, pure |
+//! | `url` | what is the same in all URLs? | any, pure |
 //! | `secret`, `deadline` | which text must never be shown; until when may messages be sent? | any |
 //! | `secret_file` | is a file with a secret private? | any |
-//! | `target` | what do the options of a destination say? | any, pure |
-//! | `started` | how is a publisher made from a description? | the worker's main thread |
+//! | `start`, `started` | how is a publisher made from a description? | the worker's main thread |
 //! | `publisher` | how does the worker start publishers, hand over batches and learn outcomes? | the worker's main thread |
 //! | `crossing` | what do the worker and the thread share? | both |
 //! | `event`, `down` | what does the thread report? | both, plain data |
-//! | [`remedy`] | which command ends a refusal of RabbitMQ? | the worker's main thread, pure |
 //! | `publisher_thread` | how do the thread and its transports begin and end? | `outbox-publish` |
 //! | `transport` | what must every transport do? | `outbox-publish` |
 //! | `intake` | how does a transport get messages and report outcomes? | `outbox-publish` |
@@ -26,6 +27,8 @@
 //! | `transfer` | how long may a peer take for the bytes of a message, and for its answer? | `outbox-publish`, `outbox-http`, pure |
 //! | `backoff` | how long is the wait before the next attempt? | `outbox-publish`, pure |
 //! | `amqp` | how is one connection opened, used, replaced and closed? | `outbox-publish` |
+//! | `amqp::kind`, `amqp::url` | what do the options of an exchange say? | any, pure |
+//! | `amqp::remedy` | which command ends a refusal of RabbitMQ? | the worker's main thread, pure |
 //! | `amqp::config` | where to connect, as which user, with which limits? | any, plain data |
 //! | `amqp::endpoints` | which host and address is tried next? | `outbox-publish` |
 //! | `amqp::connect` | how to connect, what to check, what does an error mean? | `outbox-publish` |
@@ -36,6 +39,7 @@
 //! | `amqp::guard` | which bytes from a peer may reach lapin's parser? | `lapin-io-loop` |
 //! | `amqp::nesting` | which frames nest too deeply for lapin? | `lapin-io-loop`, pure |
 //! | `http` | which message is posted when, and when does the destination pause? | `outbox-publish` |
+//! | `http::kind`, `http::url` | what do the options of a URL say? | any, pure |
 //! | `http::config` | where to post, with which credentials and limits? | any, plain data |
 //! | `http::order` | which message may be sent next? | `outbox-publish`, pure |
 //! | `http::request_thread` | how is one message posted? | `outbox-http` |
@@ -44,7 +48,7 @@
 //! | `http::line` | the connection of a request, and its kill switch | `outbox-http` |
 //! | `tls` | which peers does a connection trust, and what does a TLS error mean? | any, pure |
 //! | `scheduler` | what does the worker request from the kernel? | the worker's main thread, before it starts others |
-//! | `signature` | how is a message signed? | `outbox-http`, pure |
+//! | `http::signature` | how is a message signed? | `outbox-http`, pure |
 //! | `ssrf` | may a request go to this address? | `outbox-http`, pure |
 //! | [`network`] | which addresses are in a network? | any, pure |
 
@@ -59,44 +63,45 @@ mod backoff;
 mod brokers;
 mod crossing;
 mod deadline;
+pub mod described;
 mod down;
 mod event;
 mod http;
 mod intake;
+pub mod kind;
+pub mod kinds;
 mod lookup;
 pub mod network;
+pub mod options;
 mod pool;
 mod publisher;
 mod publisher_thread;
-pub mod remedy;
 mod scheduler;
 mod secret;
 mod secret_file;
-mod signature;
 mod ssrf;
+mod start;
 mod started;
-pub mod target;
 mod tls;
 mod transfer;
 mod transport;
-pub mod url;
+mod url;
 
-pub use amqp::{AmqpConfig, ExchangeType};
+pub use amqp::{AmqpAddress, AmqpConfig, ExchangeType, parse_url};
 pub use crossing::Waker;
 pub use deadline::Deadline;
 pub use down::DownReason;
 pub use event::{Answered, ConnectionState, PublisherEvent};
-pub use http::{HttpAuth, HttpConfig};
+pub use http::{HttpAddress, HttpAuth, HttpConfig, Signer, parse_http_url};
 pub use lookup::Resolver;
 pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication, Text};
 pub use publisher::{Publisher, Publishers, prepare_process};
 pub use scheduler::give_way;
 pub use secret::Secret;
 pub use secret_file::{SecretFileError, read_secret_file};
-pub use signature::Signer;
 pub use ssrf::AllowList;
 pub use started::{NotStarted, Started, Starter};
 pub use tls::{ClientCertificate, Tls, TlsError, TlsPart};
 pub use transfer::MIN_SEND_RATE;
 pub use transport::Transport;
-pub use url::{AmqpAddress, Endpoint, HttpAddress, UrlError, parse_http_url, parse_url};
+pub use url::{Endpoint, UrlError};

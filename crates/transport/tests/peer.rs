@@ -438,7 +438,7 @@ fn messages_that_a_responsive_broker_does_not_confirm_are_sent_again_on_the_same
     // The worker hands over the lost messages again; they are confirmed on a new channel.
     desk.publish(
         [0, 2, 4]
-            .map(|h| publication(h + 100, "", "k", format!("body {h}").into_bytes()))
+            .map(|h| publication(h + 100, "k", format!("body {h}").into_bytes()))
             .into(),
     );
     desk.until_answered(9);
@@ -548,7 +548,7 @@ fn a_connection_that_is_stuck_is_replaced_once_the_broker_answers_over_another()
     let is_replaced = |s: &ConnectionState| matches!(s, ConnectionState::Down { detail, .. } if detail.contains("only on another connection"));
     desk.until("replaced", |d| d.states.iter().any(is_replaced));
     desk.until_connected();
-    desk.publish(vec![publication(100, "", "k", b"body 0".to_vec())]);
+    desk.publish(vec![publication(100, "k", b"body 0".to_vec())]);
     desk.until_answered(2);
     assert_eq!(desk.outcomes[&100], Outcome::Confirmed);
     desk.stop();
@@ -664,7 +664,7 @@ fn a_message_that_cannot_be_sent_is_refused_alone() {
     let mut desk = Desk::start(config(port));
     desk.until_connected();
     let mut batch = messages(0..3);
-    batch[1].routing_key = "k".repeat(256).into();
+    batch[1].address = "k".repeat(256).into();
     desk.publish(batch);
     desk.until_answered(3);
     assert_eq!(desk.outcomes[&0], Outcome::Confirmed);
@@ -694,7 +694,7 @@ fn a_closed_channel_loses_outstanding_messages_and_refuses_the_one_that_the_text
     let body = |bytes| vec![b'x'; bytes];
     desk.publish(
         [(0, 10), (1, 1), (2, 5000)]
-            .map(|(h, bytes)| publication(h, "", "k", body(bytes)))
+            .map(|(h, bytes)| publication(h, "k", body(bytes)))
             .into(),
     );
     desk.until_answered(3);
@@ -704,7 +704,7 @@ fn a_closed_channel_loses_outstanding_messages_and_refuses_the_one_that_the_text
     assert_eq!(desk.outcomes[&2], Outcome::Refused { reason });
     assert_eq!(desk.until_down(), (DownReason::Closed, text.into()));
     desk.until_connected();
-    desk.publish(vec![publication(3, "", "k", body(10))]);
+    desk.publish(vec![publication(3, "k", body(10))]);
     desk.until_answered(4);
     assert_eq!(desk.outcomes[&3], Outcome::Confirmed);
     desk.stop();
@@ -784,7 +784,7 @@ fn stop_ends_in_time_whatever_the_peer_does() {
         if mode > 0 {
             desk.until("connected", |d| !d.states.is_empty());
             // 40 MB: far more than the socket's buffers hold.
-            desk.publish((0..400).map(|h| publication(h, "", "k", vec![b'x'; 100_000])).collect());
+            desk.publish((0..400).map(|h| publication(h, "k", vec![b'x'; 100_000])).collect());
         }
         println!("mode {mode}");
         desk.stop();

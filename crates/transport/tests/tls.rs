@@ -161,7 +161,7 @@ fn messages_arrive_whole_and_in_order_also_when_the_peer_reads_slowly() {
         // 30 MB: far more than the buffers of the socket and of TLS hold.
         let mut desk = Desk::start(tls_config(port, &ca));
         desk.until_connected();
-        desk.publish((0..300).map(|n| publication(n, "", "k", body(n))).collect());
+        desk.publish((0..300).map(|n| publication(n, "k", body(n))).collect());
         desk.until_answered(300);
         assert!(desk.outcomes.values().all(|o| *o == Outcome::Confirmed));
         desk.stop();
@@ -493,7 +493,7 @@ fn stop_ends_in_time_whatever_a_tls_peer_does() {
         if mode == 3 {
             desk.until_connected();
             // 40 MB: far more than the buffers hold.
-            desk.publish((0..400).map(|h| publication(h, "", "k", vec![b'x'; 100_000])).collect());
+            desk.publish((0..400).map(|h| publication(h, "k", vec![b'x'; 100_000])).collect());
         }
         println!("mode {mode}");
         desk.stop();

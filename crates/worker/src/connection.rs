@@ -6,7 +6,7 @@ use crate::settings::DEFAULT_DESTINATION;
 use crate::status::{ConnectionStatus, State};
 use outbox_core::message::{Outcome, Publication};
 use outbox_core::slow_start::SlowStart;
-use outbox_transport::target::{Protocol, Target};
+use outbox_transport::kind::Target;
 use outbox_transport::{Answered, ConnectionState, DownReason, NotStarted, PublisherEvent};
 use std::time::{Duration, Instant};
 
@@ -165,17 +165,14 @@ impl<P: DestinationPublisher> Connection<P> {
         let mut outcomes = Outcomes::new();
         let mut ended = None;
         let mut is_down = false;
-        let exchange = match self.target.as_ref().map(|target| &target.transport) {
-            Ok(Protocol::Amqp(amqp)) => Some(&*amqp.exchange),
-            _ => None,
-        };
+        let peer = self.target.as_ref().ok().map(Target::peer);
         for event in publisher.drain() {
             match event {
                 PublisherEvent::Outcomes(more) => outcomes.extend(more),
                 PublisherEvent::State(_) if self.closing.is_some() => {}
                 PublisherEvent::State(state) => {
                     is_down |= matches!(state, ConnectionState::Down { .. });
-                    self.status = ConnectionStatus::of(state, exchange);
+                    self.status = ConnectionStatus::of(state, peer);
                 }
                 PublisherEvent::Ended(why) => ended = Some(why),
             }

@@ -15,14 +15,15 @@ use outbox_core::engine::{
 };
 use outbox_core::key_order::MessageHandle;
 use outbox_core::memory_budget::{MESSAGE_BYTES, MemoryBudget};
-use outbox_core::message::{Event, Outcome, Pointer, Publication, Text};
+use outbox_core::message::{Event, Outcome, Pointer, Publication};
 use outbox_core::partition::Partition;
 use outbox_core::pass::{self, PassState};
-use outbox_core::route::{Route, Template, TransportKind};
+use outbox_core::route::Route;
 use outbox_core::settle::{Disposition, Ended, Rules};
 use outbox_core::standbys::{Progress, WalPosition};
 use outbox_transport::Answered;
-use outbox_transport::target::{Protocol, Target};
+use outbox_transport::kind::Kind;
+use outbox_transport::kind::Target;
 use std::collections::HashSet;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -107,8 +108,6 @@ pub struct Destination<R: Runtime> {
     patience_ms: u64,
     /// None = it takes part in the next pass.
     sleep: Option<Sleep>,
-    /// The route parts of a target without an exchange: empty.
-    no_exchange: (Text, Template),
 }
 
 /// A destination that has nothing in flight and nothing to claim takes no part in passes.
@@ -161,7 +160,6 @@ impl<R: Runtime> Destination<R> {
             has_reported: false,
             patience_ms: PATIENCE_MS,
             sleep: None,
-            no_exchange: (Text::default(), Template::parse("").expect("an empty template")),
         };
         destination.take_limits(common);
         destination
@@ -290,14 +288,13 @@ impl<R: Runtime> Destination<R> {
     }
 
     /// Connects again immediately, if a session requested a recheck and there is no connection. A connection that works
-    /// is not touched, nor an HTTP receiver that is down: it may have said when to try again.
+    /// is not touched, nor a receiver that is down: it may have said when to try again.
     pub fn recheck(&mut self, common: &Common<R>) {
         if !std::mem::take(&mut self.report.wants_recheck) {
             return;
         }
-        let is_amqp = (self.target.as_ref()).is_ok_and(|target| matches!(target.transport, Protocol::Amqp(_)));
         let is_tried = match self.connection.status.state {
-            State::Down => is_amqp,
+            State::Down => self.kind().connects_first,
             state => state == State::Unconfigured,
         };
         if is_tried {
@@ -340,9 +337,9 @@ impl<R: Runtime> Destination<R> {
             (false, None) => ConnectionStatus::plain(off, None),
             (false, why) => ConnectionStatus::plain(State::NotAdopted, why.cloned()),
         };
-        let (connection, is_http) = (&self.connection.status, self.is_http());
+        let (connection, kind) = (&self.connection.status, self.kind());
         self.report
-            .report(&common.runtime, &self.name, status, connection, is_http)
+            .report(&common.runtime, &self.name, status, connection, kind)
     }
 
     /// Begins to end a dropped destination.
@@ -412,8 +409,8 @@ impl<R: Runtime> Destination<R> {
         (self.target.as_ref()).map_or(common.settings.rules, |target| target.rules)
     }
 
-    fn is_http(&self) -> bool {
-        matches!(&self.target, Ok(target) if target.transport.kind() == TransportKind::Http)
+    fn kind(&self) -> &'static Kind {
+        self.target.as_ref().map_or(Kind::of_settings(), |target| target.kind)
     }
 
     // ---- outcomes and settle ----------------------------------------------------------------------------------------
@@ -705,7 +702,7 @@ impl<R: Runtime> Destination<R> {
             return 0;
         };
         let (now_ms, limit) = (common.now_ms(), allowance.receivable());
-        let make = maker(target.route(&self.no_exchange));
+        let make = maker(target.route());
         let count = (self.engine).receive(runtime, arrived, now_ms, limit, &target.rules, make);
         if count > 0 {
             self.admission.needs_wal = None;
@@ -738,10 +735,7 @@ impl<R: Runtime> Destination<R> {
         };
         // The claim may take a while. Until it ends, views show this number.
         self.record_in_flight(common);
-        let (limit, make) = (
-            allowance.rows(self.batch(common)),
-            maker(target.route(&self.no_exchange)),
-        );
+        let (limit, make) = (allowance.rows(self.batch(common)), maker(target.route()));
         self.admission.needs_wal = None;
         let result = (self.engine).claim(runtime.tables(), runtime, now_ms, limit, &target.rules, make);
         runtime.tables().make_durable();

@@ -43,6 +43,9 @@ pub use destination::Condition;
 pub use repeats::Repeats;
 pub use report::{PassCounts, PassEnd};
 pub use runtime::{Changes, DestinationPublisher, LeaseChanges, Orders, Refresh, Runtime, Tended};
-pub use settings::{DEFAULT_DESTINATION, Described, Mapping, WorkerSettings, empty_mapping};
+pub use settings::{
+    DEFAULT_DESTINATION, Described, KnownSettings, Mapping, WorkerSettings, awaited_standbys, default_target,
+    empty_mapping,
+};
 pub use status::{ConnectionStatus, State, StatusReason};
 pub use worker::{FinishTimeouts, Pass, Worker};

@@ -9,7 +9,8 @@ use outbox_core::lease::Lease;
 use outbox_core::message::{Outcome, Pointer};
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Blocks, Disposition, Ending};
-use outbox_transport::target::{Kind, split};
+use outbox_transport::kind::Kind;
+use outbox_transport::options::split;
 use std::sync::Arc;
 
 /// The most due messages that one transaction brings back.
@@ -183,19 +184,22 @@ impl<D: Db> WorkerProtocol<D> {
 
     /// The destinations of this database. `mapping` returns the user mapping of a foreign server for this worker's
     /// role.
-    pub fn destinations(&self, mapping: impl Fn(Kind, u32) -> Mapping) -> Result<Vec<Described>, D::Error> {
+    pub fn destinations(&self, mapping: impl Fn(&Kind, u32) -> Mapping) -> Result<Vec<Described>, D::Error> {
         let sql = "select outbox_internal.legible(d.destination), d.wrapper, d.server::bigint, d.paused,
                           array(select outbox_internal.legible(o) from unnest(d.options) with ordinality u (o, i) order by i),
                           outbox_internal.legible(d.not_adopted)
                    from outbox_internal.destinations() d";
         self.db.run(Statement::Text(sql), &[], |row| {
-            let kind = Kind::of_wrapper(&row.name(1)?).unwrap_or(Kind::Amqp);
-            let server = row.number(2)?;
+            let kind = match row.text(1)? {
+                None => Some(Kind::of_settings()),
+                Some(wrapper) => Kind::of_wrapper(&wrapper),
+            };
+            let server = kind.zip(row.number(2)?);
             Ok(Described {
                 name: row.name(0)?,
                 kind,
                 options: split(&row.texts(4)?),
-                mapping: server.map_or(Mapping::Absent, |oid| mapping(kind, oid as u32)),
+                mapping: server.map_or(Mapping::Absent, |(kind, oid)| mapping(kind, oid as u32)),
                 paused: row.boolean(3)?,
                 not_adopted: row.text(5)?,
             })

@@ -12,7 +12,7 @@ use outbox_core::message::{Pointer, Publication};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
 use outbox_core::standbys::Replication;
-use outbox_transport::target::{Limits, Target};
+use outbox_transport::kind::{Limits, Target};
 use outbox_transport::{NotStarted, PublisherEvent, Started};
 use std::fmt::Arguments;
 use std::time::{Duration, Instant};

@@ -1,8 +1,13 @@
 //! The settings and destinations that a worker uses. The runtime reads them; `worker` takes them over.
 
 use outbox_core::settle::Rules;
-use outbox_core::standbys::Standbys;
-use outbox_transport::target::{Kind, Limits, Target, described};
+use outbox_core::standbys::{self, Standbys};
+use outbox_transport::AllowList;
+use outbox_transport::described::described;
+use outbox_transport::kind::Kind;
+use outbox_transport::kind::{Limits, Target};
+use outbox_transport::options::{Level, Value};
+use std::str::FromStr;
 use std::time::Duration;
 
 /// The destination of messages that name none: the foreign server with this name, or else the settings.
@@ -28,6 +33,66 @@ pub struct WorkerSettings {
     pub idle_backoff_ms: u32,
 }
 
+/// The settings of the server by name without `outbox.`, in the units of pg_settings.
+pub trait KnownSettings {
+    fn text(&self, name: &str) -> String;
+
+    /// # Errors
+    /// The server has no such setting, or not as a number.
+    fn number<T: FromStr>(&self, name: &str) -> Result<T, String> {
+        let text = self.text(name);
+        text.parse()
+            .map_err(|_| format!("the setting outbox.{name} is \"{text}\", not a number"))
+    }
+}
+
+impl WorkerSettings {
+    /// The settings of a worker. `own`: the options of the default destination that only its kind has, and certificates.
+    ///
+    /// # Errors
+    /// A setting is missing or is no number.
+    pub fn read(known: &impl KnownSettings, own: Vec<(Level, String, Value)>) -> Result<Self, String> {
+        let lease_ttl_ms = known.number::<u64>("lease_ttl")? * 1_000;
+        let target = default_target(known, own);
+        let described = target.as_ref().cloned().unwrap_or_default();
+        Ok(Self {
+            enabled: known.text("enabled") == "on",
+            rules: described.rules,
+            limits: described.limits,
+            target,
+            standbys: awaited_standbys(known)?,
+            lease_renew: Duration::from_millis((known.number::<u64>("lease_renew")? * 1_000).min(lease_ttl_ms / 2)),
+            batch_size: known.number("batch_size")?,
+            idle_backoff_ms: known.number("idle_backoff")?,
+        })
+    }
+}
+
+/// The default destination, and the defaults of other destinations.
+///
+/// # Errors
+/// Why the settings describe none.
+pub fn default_target(known: &impl KnownSettings, own: Vec<(Level, String, Value)>) -> Result<Target, String> {
+    let allow = AllowList::parse(&known.text("http_allow"))?;
+    Target::of_settings(|name| known.text(name), own, allow).map_err(|refused| refused.to_string())
+}
+
+/// The standbys that must have a commit before its message is sent; None = the primary alone.
+///
+/// # Errors
+/// A setting is missing or is no number.
+pub fn awaited_standbys(known: &impl KnownSettings) -> Result<Option<Standbys>, String> {
+    if known.text("publish_after") != "standby" {
+        return Ok(None);
+    }
+    let timeout_ms: i64 = known.number("standby_timeout")?;
+    Ok(Some(Standbys::new(
+        standbys::names(&known.text("standby_names"))?,
+        known.number("standby_quorum")?,
+        u64::try_from(timeout_ms).ok().map(Duration::from_millis),
+    )))
+}
+
 /// The user mapping of a foreign server for a worker's role. It has no Debug: it holds secrets.
 #[derive(Clone, PartialEq)]
 pub enum Mapping {
@@ -47,7 +112,8 @@ pub fn empty_mapping(role: &str) -> String {
 #[derive(Clone, PartialEq)]
 pub struct Described {
     pub name: String,
-    pub kind: Kind,
+    /// None = this version knows none for its foreign data wrapper, so nothing can be sent.
+    pub kind: Option<&'static Kind>,
     /// The options of the foreign server; empty if the settings describe the destination.
     pub options: Vec<(String, String)>,
     pub mapping: Mapping,
@@ -68,6 +134,9 @@ impl Described {
             Mapping::Options(options) => options,
             Mapping::Unusable(why) => return Err(why.clone()),
         };
-        described(self.kind, default, &self.options, mapping).map_err(|refused| refused.message)
+        let kind = self
+            .kind
+            .ok_or("the library that the server runs does not know this kind of destination")?;
+        described(kind, default, &self.options, mapping).map_err(|refused| refused.to_string())
     }
 }

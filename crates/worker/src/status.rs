@@ -1,7 +1,8 @@
 //! The state of a connection, in the words that outbox_workers and outbox_health show.
 
 use outbox_core::words::Word;
-use outbox_transport::{ConnectionState, DownReason, remedy};
+use outbox_transport::kind::Peer;
+use outbox_transport::{ConnectionState, DownReason};
 
 outbox_core::words! {
     /// The state of a destination, as its worker reports it.
@@ -124,8 +125,8 @@ impl ConnectionStatus {
         words.into_iter().flatten().collect::<Vec<&str>>().join(" ")
     }
 
-    /// `exchange`: of a destination by AMQP.
-    pub fn of(state: ConnectionState, exchange: Option<&str>) -> Self {
+    /// `peer`: of a destination that can be used.
+    pub fn of(state: ConnectionState, peer: Option<&dyn Peer>) -> Self {
         match state {
             ConnectionState::Connecting => Self::plain(State::Connecting, None),
             ConnectionState::Connected => Self::plain(State::Connected, None),
@@ -139,19 +140,17 @@ impl ConnectionStatus {
                 Self::connected(StatusReason::Unconfirmed, detail)
             }
             ConnectionState::Blocked { reason } => Self {
-                remedy: remedy::of_alarm(&reason).map(str::to_owned),
+                remedy: peer.and_then(|peer| peer.unblock(&reason)).map(str::to_owned),
                 ..Self::plain(State::Blocked, Some(reason))
             },
-            ConnectionState::Down { reason, detail } => match exchange {
-                None => Self::down(reason, detail),
-                Some(exchange) => {
-                    let (detail, remedy) = remedy::of_refusal(reason, &detail, exchange);
-                    Self {
-                        remedy,
-                        ..Self::down(reason, detail)
-                    }
+            ConnectionState::Down { reason, detail } => {
+                let explained = peer.map(|peer| peer.explain(reason, &detail));
+                let (detail, remedy) = explained.unwrap_or((detail, None));
+                Self {
+                    remedy,
+                    ..Self::down(reason, detail)
                 }
-            },
+            }
         }
     }
 }

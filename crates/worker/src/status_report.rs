@@ -6,6 +6,7 @@ use crate::status::{ConnectionStatus, State, StatusReason};
 use outbox_core::message::Outcome;
 use outbox_core::words::Word;
 use outbox_transport::DownReason;
+use outbox_transport::kind::Kind;
 use std::time::Instant;
 
 pub struct StatusReport {
@@ -14,8 +15,8 @@ pub struct StatusReport {
     /// When the reported state last changed.
     pub since: Instant,
     /// Whether the state "connected" is proven: since the last failure the receiver has answered a message, or there
-    /// was none to send. False only for HTTP, and for a broker whose queue refused messages: there "connected" means
-    /// just that the wait after a failure is over.
+    /// was none to send. False only for a kind that does not connect first, and for a broker whose queue refused messages:
+    /// there "connected" means just that the wait after a failure is over.
     pub is_proven: bool,
     /// Whether a session requested a recheck of the connection.
     pub wants_recheck: bool,
@@ -62,11 +63,11 @@ impl StatusReport {
         destination: &str,
         status: ConnectionStatus,
         connection: &ConnectionStatus,
-        is_http: bool,
+        kind: &Kind,
     ) -> Result<bool, R::Error> {
         if connection.state == State::Down {
             let is_refused = connection.reason == Some(StatusReason::Down(DownReason::QueueRefused));
-            self.is_proven = !is_http && !is_refused;
+            self.is_proven = kind.connects_first && !is_refused;
         }
         // Between two failed attempts the reason of the failure says more than "connecting", or than "connected" before
         // a receiver has answered.
@@ -96,12 +97,11 @@ impl StatusReport {
         });
         // Many destinations may wait for memory, again and again.
         if !is_logged && status.state != State::Connecting && status.reason != waits {
-            let peer = if is_http { "receiver" } else { "broker" };
             match (status.reason, &status.detail) {
                 (Some(StatusReason::Standby), Some(awaited)) => {
                     runtime.log(Some(destination), format_args!("{awaited}"))
                 }
-                _ => runtime.log(Some(destination), format_args!("{peer} {}", status.in_words())),
+                _ => runtime.log(Some(destination), format_args!("{} {}", kind.peer, status.in_words())),
             }
         }
         Ok(true)

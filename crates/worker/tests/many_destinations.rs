@@ -13,7 +13,8 @@ use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Blocks, Disposition, Ended, Rules};
 use outbox_core::standbys::Replication;
-use outbox_transport::target::{Http, Kind, Limits, Protocol, Target};
+use outbox_transport::kind::Kind;
+use outbox_transport::kind::{Limits, Target};
 use outbox_transport::{Answered, ConnectionState, NotStarted, PublisherEvent};
 use outbox_worker::rewinds::{RewindGroup, Rewound};
 use outbox_worker::{
@@ -426,17 +427,9 @@ impl Memory for Host {
 // ---- the tests ------------------------------------------------------------------------------------------------------
 
 fn settings() -> WorkerSettings {
-    let target = Target {
-        transport: Protocol::Http(Http {
-            url: "https://default.test/".to_owned(),
-            concurrency: 8,
-            ..Http::default()
-        }),
-        ..Target::default()
-    };
     WorkerSettings {
         enabled: true,
-        target: Ok(target),
+        target: Ok(Target::default()),
         rules: Rules::default(),
         limits: Limits::default(),
         standbys: None,
@@ -453,7 +446,7 @@ fn name(number: usize) -> String {
 fn described(numbers: impl Iterator<Item = usize>, options: &[(&str, &str)]) -> Vec<Described> {
     let describe = |number| Described {
         name: name(number),
-        kind: Kind::Http,
+        kind: Kind::of_wrapper("outbox_http"),
         options: [("url", format!("https://{}.test/", name(number)))]
             .into_iter()
             .chain(options.iter().map(|(name, value)| (*name, (*value).to_owned())))

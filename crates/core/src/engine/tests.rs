@@ -6,7 +6,7 @@ use super::cursors::{END, START};
 use super::due::DUE_EVERY_MS;
 use super::*;
 use crate::key_order::{BlockedKey, OrderedKey};
-use crate::message::{Event, Outcome, Properties, Publication, Text};
+use crate::message::{Event, Outcome, Properties, Publication};
 use crate::open_transactions::OpenTransaction;
 use crate::settle::{Blocks, Disposition, Ordering, RetryPolicy, Rules};
 use std::cell::{Cell, RefCell};
@@ -253,8 +253,7 @@ where
 pub(super) fn publication(handle: MessageHandle, pointer: &Pointer) -> Publication {
     Publication {
         handle,
-        exchange: "".into(),
-        routing_key: pointer.seq.to_string().into(),
+        address: pointer.seq.to_string().into(),
         key: None,
         properties: Properties::default(),
         body: Vec::new(),
@@ -277,7 +276,7 @@ pub(super) fn hand_over(engine: &mut Engine, room: usize) -> Vec<(MessageHandle,
     let mut sent = Vec::new();
     engine.hand_over(0, |mut publications| {
         let refused = publications.split_off(room.min(publications.len()));
-        sent.extend((publications.iter()).map(|p| (p.handle, p.routing_key.parse().unwrap())));
+        sent.extend((publications.iter()).map(|p| (p.handle, p.address.parse().unwrap())));
         refused
     });
     sent
@@ -373,8 +372,7 @@ fn without_ordering_a_failed_message_delays_no_other() {
         2 => Err("cannot be sent".to_owned()),
         seq => Ok(Publication {
             handle,
-            exchange: Text::default(),
-            routing_key: seq.to_string().into(),
+            address: seq.to_string().into(),
             key: pointer.key.clone(),
             properties: Properties::default(),
             body: Vec::new(),

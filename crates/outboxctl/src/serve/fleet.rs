@@ -7,6 +7,7 @@ use super::snapshot::MonitorSnapshot;
 use crate::queries::model::{DestinationRow, Passes, WorkerRow};
 use crate::queries::state::Tone;
 use maud::{Markup, html};
+use outbox_transport::kind::Kind;
 
 /// From this number on destinations and workers are lines of a table.
 const TABLE_FROM: usize = 4;
@@ -213,11 +214,12 @@ fn destination_links(d: &DestinationRow) -> Markup {
 
 fn destination_facts(d: &DestinationRow) -> Markup {
     let described = match d.described_by.as_deref() {
-        Some("settings") => "the settings",
-        Some("outbox_amqp") => "a server, AMQP",
-        Some("outbox_http") => "a server, HTTP",
-        Some(other) => other,
-        None => "nothing",
+        Some("settings") => "the settings".to_owned(),
+        Some(wrapper) => match Kind::of_wrapper(wrapper) {
+            Some(kind) => format!("a server, {}", kind.protocol),
+            None => wrapper.to_owned(),
+        },
+        None => "nothing".to_owned(),
     };
     html! {
         dl.facts {

@@ -21,13 +21,17 @@ use axum::response::Response;
 use maud::{Markup, html};
 use outbox_core::envelope::publication;
 use outbox_core::event::{COLUMNS, ColumnKind};
-use outbox_core::message::{Pointer, Publication, Text};
+use outbox_core::message::{Pointer, Publication};
 use outbox_core::partition::Partition;
-use outbox_core::route::Template;
 use outbox_core::words::Word;
-use outbox_transport::target::{Kind, Protocol, Target, described, split};
+use outbox_transport::AllowList;
+use outbox_transport::described::described;
+use outbox_transport::kind::Kind;
+use outbox_transport::kind::Target;
+use outbox_transport::options::split;
 use serde::Deserialize;
 use serde_json::Value;
+use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_postgres::error::SqlState;
@@ -49,9 +53,8 @@ struct LocatedMessage {
     is_described: bool,
     wrapper: Option<String>,
     options: Option<Vec<String>>,
-    url: Option<String>,
-    exchange: Option<String>,
-    routing_key: Option<String>,
+    /// The settings of the outbox by name, in the units of pg_settings.
+    settings: HashMap<String, String>,
 }
 
 static LOCATED: LazyLock<String> = LazyLock::new(|| {
@@ -59,8 +62,9 @@ static LOCATED: LazyLock<String> = LazyLock::new(|| {
         "select p.*, (extract(epoch from p.enqueued_at) * 1e6)::bigint as enqueued_at_us,
                 (extract(epoch from p.expires_at) * 1e6)::bigint as expires_at_us,
                 (select x.lease_epoch from @extschema@.outbox_partitions x where x.partition = p.partition) as lease_epoch,
-                d.destination is not null as is_described, d.wrapper, d.options, current_setting('outbox.url', true) as url,
-                current_setting('outbox.exchange', true) as exchange, current_setting('outbox.routing_key', true) as routing_key
+                d.destination is not null as is_described, d.wrapper, d.options,
+                (select jsonb_object_agg(s.name, coalesce(s.setting, '')) from pg_settings s where s.name like 'outbox.%')
+                  as settings
          from ({MESSAGE}) p left join outbox_internal.destinations() d on d.destination = p.destination"
     )
 });
@@ -131,15 +135,26 @@ fn publication_of(located: &LocatedMessage, event: &StoredEvent) -> Result<(Targ
     if !located.is_described {
         return Err("The destination no longer exists.".to_owned());
     }
-    let mut target = Target::default();
-    if let Protocol::Amqp(amqp) = &mut target.transport {
-        amqp.url = located.url.clone().unwrap_or_default();
-        amqp.exchange = Text::shared(located.exchange.as_deref().unwrap_or_default());
-        let template = located.routing_key.as_deref().unwrap_or_default();
-        amqp.routing_key = Template::parse(template).map_err(|error| error.to_string())?;
-    }
-    if let Some(kind) = located.wrapper.as_deref().and_then(Kind::of_wrapper) {
-        target = described(kind, &target, &located.options(), &[]).map_err(|refused| refused.message)?;
+    let settings = Kind::of_settings()
+        .settings
+        .iter()
+        .filter(|setting| setting.file.is_none());
+    let own = settings.filter_map(|setting| {
+        let name = setting.name.to_str().unwrap_or_default();
+        setting.value(located.settings.get(name).cloned().unwrap_or_default())
+    });
+    let known = |name: &str| {
+        located
+            .settings
+            .get(&format!("outbox.{name}"))
+            .cloned()
+            .unwrap_or_default()
+    };
+    // A server that has not loaded the library knows no setting.
+    let mut target = Target::of_settings(known, own.collect(), AllowList::default()).unwrap_or_default();
+    if let Some(wrapper) = &located.wrapper {
+        let kind = Kind::of_wrapper(wrapper).ok_or("This version does not know the kind of the destination.")?;
+        target = described(kind, &target, &located.options(), &[]).map_err(|refused| refused.to_string())?;
     }
     let (row, is_over) = (&located.row, located.is_over());
     let pointer = Pointer {
@@ -154,8 +169,7 @@ fn publication_of(located: &LocatedMessage, event: &StoredEvent) -> Result<(Targ
         enqueued_at_us: located.enqueued_at_us,
         expires_at_us: located.expires_at_us,
     };
-    let nothing = (Text::default(), Template::fixed(""));
-    let publication = publication(0, &pointer, event.event.clone(), &target.route(&nothing));
+    let publication = publication(0, &pointer, event.event.clone(), &target.route());
     let mut publication = publication.map_err(|refusal| format!("It cannot be sent: {}", refusal.message))?;
     if is_over {
         let headers = &mut publication.properties.headers;
@@ -312,13 +326,8 @@ fn sent(publication: Result<(Target, Publication), String>, is_over: bool) -> Ma
                     Ok((target, publication)) => {
                         @let sent = &publication.properties;
                         dl.facts {
-                            @match &target.transport {
-                                Protocol::Http(http) => { div.wide { dt { "Posted to" } dd.address { (copyable(&http.url)) } } }
-                                Protocol::Amqp(amqp) => {
-                                    div.wide { dt { "Broker" } dd.address { (copyable(&amqp.url)) } }
-                                    div { dt { "Exchange" } dd { @if publication.exchange.is_empty() { "(the default one)" } @else { (&*publication.exchange) } } }
-                                    div { dt { "Routing key" } dd { (copyable(&publication.routing_key)) } }
-                                }
+                            @for (name, value) in target.peer().facts(&publication.address) {
+                                div.wide { dt { (name) } dd.address { (copyable(&value)) } }
                             }
                             div { dt { "Content type" } dd { (&*sent.content_type) } }
                             div { dt { "Body" } dd { (count(publication.body.len() as i64)) " bytes" } }

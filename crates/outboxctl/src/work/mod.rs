@@ -35,6 +35,7 @@ use crate::failure::{Code, Failure};
 use crate::progress::WorkerProgress;
 use crate::screen::terminal;
 use crate::shutdown::Shutdown;
+use outbox_transport::kind::Kind;
 use report::Printer;
 use std::io::{IsTerminal, stdin};
 use std::process::ExitCode;
@@ -46,10 +47,14 @@ use tokio::signal::unix::SignalKind;
 pub async fn run(context: &CommandContext, args: &WorkArgs) -> Result<ExitCode, Failure> {
     if let Some(url) = &args.url {
         // Checked here and not by clap: clap would repeat the URL in its error, and the URL may contain a password.
-        outbox_transport::parse_url(url).map_err(|error| {
-            Failure::new(Code::Usage, format!("invalid --url (OUTBOX_URL): {error}"))
-                .hint("Write amqp://user@host:5672/vhost, and put the password into a file that --password-file names.")
-        })?;
+        let kind = Kind::of_settings();
+        let setting = kind.settings.iter().find(|setting| setting.option == "url");
+        setting
+            .map_or(Ok(()), |setting| setting.check(kind, url))
+            .map_err(|(why, hint)| {
+                Failure::new(Code::Usage, format!("invalid --url (OUTBOX_URL): {why}"))
+                    .hint(format!("{hint} Here --password-file names that file."))
+            })?;
     }
     let stop = Shutdown::on_signals()?;
     let has_screen =

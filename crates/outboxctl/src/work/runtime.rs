@@ -17,7 +17,7 @@ use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
 use outbox_core::standbys::Replication;
 use outbox_core::words::Word;
-use outbox_transport::target::Target;
+use outbox_transport::kind::Target;
 use outbox_transport::{Deadline, NotStarted, Started, Starter};
 use outbox_worker::rewinds::{RewindGroup, Rewound};
 use outbox_worker::{
@@ -164,7 +164,7 @@ impl outbox_worker::Runtime for WorkRuntime {
             return Ok(outbox_worker::Refresh::NewSession); // ALTER DATABASE and ALTER ROLE apply to new sessions only
         }
         Ok(outbox_worker::Refresh::Changed(Box::new(Changes {
-            settings: Some(settings::read(&refreshed, &self.args)),
+            settings: Some(settings::read(&refreshed, &self.args)?),
             not_adopted: refreshed.not_adopted,
             described: Some(refreshed.destinations),
         })))

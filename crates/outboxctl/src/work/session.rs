@@ -11,7 +11,8 @@ use outbox_core::open_transactions::{FILTER_WORDS, OpenTransaction};
 use outbox_core::partition::Partition;
 use outbox_core::session;
 use outbox_core::standbys::{Replication, Standby, WalPosition};
-use outbox_transport::target::{Kind, split};
+use outbox_transport::kind::Kind;
+use outbox_transport::options::split;
 use outbox_worker::protocol::{Arg, Db, ResultRow, Statement, WorkerProtocol, columns, indexes};
 use outbox_worker::rewinds::{RewindLane, Rewound};
 use outbox_worker::{Described, Mapping, empty_mapping};
@@ -72,18 +73,18 @@ struct RoleMapping {
 }
 
 impl RoleMapping {
-    /// A message by HTTP must not go out unsigned because only the workers in the server have the secret. A broker
-    /// refuses a worker without credentials.
-    fn mapping(&self, kind: Kind) -> Mapping {
+    /// A message must not go out unsigned because only the workers in the server have the secret. At the peer of the
+    /// settings, this worker has credentials of its own.
+    fn mapping(&self, kind: &Kind) -> Mapping {
         let Self { of, role, .. } = self;
-        match (self.is_own, kind) {
+        match (self.is_own, kind == Kind::of_settings()) {
             (true, _) if !self.options.is_empty() => Mapping::Options(self.options.clone()),
             (true, _) if !self.may_read => Mapping::Unusable(format!(
                 "{role} cannot read its user mapping without USAGE on the server"
             )),
             (true, _) => Mapping::Unusable(empty_mapping(role)),
-            (false, Kind::Http) => Mapping::Unusable(format!("there is a user mapping for {of} and none for {role}")),
-            (false, Kind::Amqp) => Mapping::Absent,
+            (false, false) => Mapping::Unusable(format!("there is a user mapping for {of} and none for {role}")),
+            (false, true) => Mapping::Absent,
         }
     }
 }
@@ -194,7 +195,7 @@ impl WorkerSession {
             Ok((row.count(0)? as u32, mapping))
         })?;
         let mappings: HashMap<u32, RoleMapping> = mappings.into_iter().collect();
-        let mapping = |kind, server| {
+        let mapping = |kind: &Kind, server| {
             mappings
                 .get(&server)
                 .map_or(Mapping::Absent, |found| found.mapping(kind))

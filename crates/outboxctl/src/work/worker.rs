@@ -136,7 +136,7 @@ impl<'a> Run<'a> {
         let starter = Starter::new(waker, Deadline::default());
         let context = WorkContext::new(session, Rc::clone(log), Rc::clone(totals));
         let runtime = WorkRuntime::new(context, args, stop, screen, starter, &refreshed, sharing);
-        let settings = settings::read(&refreshed, args);
+        let settings = settings::read(&refreshed, args)?;
         let mut worker = Worker::new(runtime, sharing, settings, refreshed.not_adopted);
         worker.describe(refreshed.destinations);
         Ok(Self {

@@ -1,6 +1,7 @@
 //! The configuration of a publisher for a broker, as plain data. The worker's main thread writes it, the publisher
 //! thread reads it.
 
+use super::url::AmqpAddress;
 use crate::deadline::Deadline;
 use crate::down::Fault;
 use crate::lookup::CONNECTION_LIFE;
@@ -8,7 +9,7 @@ use crate::secret::Secret;
 use crate::ssrf::AllowList;
 use crate::tls::Tls;
 use crate::transfer::{MIN_SEND_RATE, TransferLimits};
-use crate::url::{AmqpAddress, Endpoint};
+use crate::url::Endpoint;
 use std::io;
 use std::time::Duration;
 
@@ -53,6 +54,10 @@ pub struct AmqpConfig {
     /// Checked (or declared) at each connect. Empty = the broker's default exchange, which needs neither.
     pub exchange: String,
     pub exchange_type: ExchangeType,
+    /// How long the broker keeps each message in a queue.
+    pub expiration_ms: Option<u64>,
+    /// For queues with `x-max-priority`.
+    pub priority: Option<u8>,
     /// The time limit for connecting to an endpoint: name lookup, TCP, TLS, handshake, exchange check, channel. Its
     /// addresses share it. At most 5 s if there are several endpoints.
     pub connect_timeout: Duration,
@@ -91,6 +96,8 @@ impl AmqpConfig {
             external: address.external,
             exchange: String::new(),
             exchange_type: ExchangeType::default(),
+            expiration_ms: None,
+            priority: None,
             connect_timeout: Duration::from_secs(5),
             connection_life: CONNECTION_LIFE,
             confirm_timeout: Duration::from_secs(30),

@@ -5,10 +5,10 @@
 //! frame over `frame_max` or a malformed CC header makes the broker close the connection or channel. That fails every
 //! other message in the window. Here only the bad message fails.
 
+use super::config::AmqpConfig;
 use crate::{HeaderValue, Properties, Publication, Text};
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
-use outbox_core::route::EXPIRATION_MAX_MS;
 
 /// Persistent: a confirm then means "on disk" (durable queue), not only "in memory".
 const DELIVERY_MODE_PERSISTENT: u8 = 2;
@@ -27,8 +27,8 @@ pub(crate) struct Sendable {
 
 impl Sendable {
     /// Encodes a message. `Err` is the reason why it can never be sent unchanged.
-    pub(crate) fn build(publication: Publication, frame_bytes_max: usize) -> Result<Self, String> {
-        let (properties, properties_bytes) = build_properties(publication.properties)?;
+    pub(crate) fn build(publication: Publication, config: &AmqpConfig, frame_bytes_max: usize) -> Result<Self, String> {
+        let (properties, properties_bytes) = build_properties(publication.properties, config)?;
         let frame_bytes = FRAME_OVERHEAD_BYTES + HEADER_FIXED_BYTES + properties_bytes;
         if frame_bytes > frame_bytes_max {
             return Err(format!(
@@ -36,8 +36,8 @@ impl Sendable {
             ));
         }
         Ok(Self {
-            exchange: short("exchange", publication.exchange)?,
-            routing_key: short("routing key", publication.routing_key)?,
+            exchange: ShortString::from(config.exchange.as_str()), // at most 255 bytes: AmqpConfig::validate
+            routing_key: short("routing key", publication.address)?,
             properties,
             body: publication.body,
         })
@@ -45,7 +45,7 @@ impl Sendable {
 }
 
 /// The properties and the most bytes that they take on the wire.
-fn build_properties(given: Properties) -> Result<(BasicProperties, usize), String> {
+fn build_properties(given: Properties, config: &AmqpConfig) -> Result<(BasicProperties, usize), String> {
     let mut bytes = 0;
     let mut take = |what: &str, value: Text| {
         bytes += 1 + value.len();
@@ -66,15 +66,10 @@ fn build_properties(given: Properties) -> Result<(BasicProperties, usize), Strin
     if let Some(id) = given.correlation_id {
         properties = properties.with_correlation_id(take("correlation_id", id.into())?);
     }
-    if let Some(expiration_ms) = given.expiration_ms {
-        if expiration_ms > EXPIRATION_MAX_MS {
-            return Err(format!(
-                "an expiration of {expiration_ms} ms exceeds the broker's limit of {EXPIRATION_MAX_MS} ms"
-            ));
-        }
+    if let Some(expiration_ms) = config.expiration_ms {
         properties = properties.with_expiration(take("expiration", expiration_ms.to_string().into())?);
     }
-    if let Some(priority) = given.priority {
+    if let Some(priority) = config.priority {
         properties = properties.with_priority(priority);
         bytes += 1;
     }
@@ -133,13 +128,12 @@ fn short(what: &str, value: Text) -> Result<ShortString, String> {
 mod tests {
     use super::super::guard::FRAME_BYTES_MAX;
     use super::*;
-    use outbox_core::headers::HEADERS_MAX;
+    use outbox_core::form::HEADERS_MAX;
 
     fn publication() -> Publication {
         Publication {
             handle: 1,
-            exchange: "x".into(),
-            routing_key: "k".into(),
+            address: "k".into(),
             key: None,
             properties: Properties {
                 message_id: "m".into(),
@@ -149,10 +143,16 @@ mod tests {
         }
     }
 
+    fn config() -> AmqpConfig {
+        AmqpConfig::new(crate::parse_url("amqp://h").unwrap(), crate::Secret::default())
+    }
+
+    fn built(publication: Publication, frame_bytes_max: usize) -> Result<Sendable, String> {
+        Sendable::build(publication, &config(), frame_bytes_max)
+    }
+
     fn refusal(publication: Publication) -> String {
-        Sendable::build(publication, FRAME_BYTES_MAX as usize)
-            .err()
-            .expect("refused")
+        built(publication, FRAME_BYTES_MAX as usize).err().expect("refused")
     }
 
     #[test]
@@ -163,8 +163,7 @@ mod tests {
             change(&mut p);
             refusal(p)
         };
-        assert!(with(&|p| p.exchange = long.clone().into()).starts_with("exchange takes 256"));
-        assert!(with(&|p| p.routing_key = long.clone().into()).starts_with("routing key"));
+        assert!(with(&|p| p.address = long.clone().into()).starts_with("routing key"));
         assert!(with(&|p| p.properties.message_id = long.clone()).starts_with("message_id"));
         assert!(with(&|p| p.properties.content_type = long.clone().into()).starts_with("content_type"));
         assert!(with(&|p| p.properties.app_id = long.clone().into()).starts_with("app_id"));
@@ -179,9 +178,9 @@ mod tests {
     #[test]
     fn exactly_255_bytes_and_an_interior_nul_are_accepted() {
         let mut p = publication();
-        p.routing_key = format!("{}\0", "k".repeat(254)).into();
+        p.address = format!("{}\0", "k".repeat(254)).into();
         p.properties.headers = vec![("n\0".into(), HeaderValue::Text("v\0".into()))];
-        assert!(Sendable::build(p, FRAME_BYTES_MAX as usize).is_ok());
+        assert!(built(p, FRAME_BYTES_MAX as usize).is_ok());
     }
 
     #[test]
@@ -189,7 +188,7 @@ mod tests {
         let with = |text_bytes| {
             let mut p = publication();
             p.properties.headers = vec![("h".into(), HeaderValue::Text("v".repeat(text_bytes).into()))];
-            Sendable::build(p, 4096).is_ok()
+            built(p, 4096).is_ok()
         };
         // frame 8, fixed 14, message_id 2, mode 1, table 4, name 2, tag 1, length 4
         assert!(with(4096 - 36));
@@ -209,22 +208,21 @@ mod tests {
             headers: vec![("h".into(), HeaderValue::Text("v".repeat(HEADERS_MAX).into()))],
             ..Properties::default()
         };
-        assert!(Sendable::build(p, FRAME_BYTES_MAX as usize - 2_048).is_ok());
+        assert!(built(p, FRAME_BYTES_MAX as usize - 2_048).is_ok());
     }
 
     #[test]
-    fn an_expiration_above_the_brokers_limit_is_refused() {
-        let with = |expiration_ms| {
-            let mut p = publication();
-            p.properties.expiration_ms = Some(expiration_ms);
-            Sendable::build(p, FRAME_BYTES_MAX as usize)
+    fn a_message_has_the_expiration_and_the_priority_of_its_destination() {
+        let config = AmqpConfig {
+            expiration_ms: Some(4_294_967_295),
+            priority: Some(9),
+            ..config()
         };
-        let longest = with(4_294_967_295).unwrap().properties;
-        assert_eq!(
-            longest.expiration().as_ref().map(|text| text.as_str()),
-            Some("4294967295")
-        );
-        assert!(with(4_294_967_296).is_err());
+        let properties = Sendable::build(publication(), &config, FRAME_BYTES_MAX as usize)
+            .unwrap()
+            .properties;
+        let expiration = properties.expiration().as_ref().map(|text| text.as_str());
+        assert_eq!((expiration, properties.priority()), (Some("4294967295"), &Some(9)));
     }
 
     #[test]
@@ -236,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_message_is_persistent_and_absent_properties_stay_absent() {
-        let sendable = Sendable::build(publication(), FRAME_BYTES_MAX as usize).unwrap();
+        let sendable = built(publication(), FRAME_BYTES_MAX as usize).unwrap();
         assert_eq!(sendable.properties.delivery_mode(), &Some(2));
         assert_eq!(sendable.properties.content_type(), &None);
         assert_eq!(sendable.properties.headers(), &None);

@@ -205,8 +205,6 @@ struct OpenMessage {
     /// written.
     end: Option<u64>,
     body_bytes: usize,
-    /// The exchange, if it is not the one that was checked at connect.
-    other_exchange: Option<String>,
     routing_key: Text,
 }
 
@@ -328,10 +326,8 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
         let handle = publication.handle;
         let body_bytes = publication.body.len();
         let message_id = publication.properties.message_id.clone();
-        let other_exchange =
-            (publication.exchange != self.config.exchange).then(|| publication.exchange.as_str().to_owned());
-        let routing_key = publication.routing_key.clone();
-        let sendable = match Sendable::build(publication, self.frame_bytes_max) {
+        let routing_key = publication.address.clone();
+        let sendable = match Sendable::build(publication, self.config, self.frame_bytes_max) {
             Ok(sendable) => sendable,
             Err(reason) => return self.outcomes.push(Answered::now(handle, Outcome::Refused { reason })),
         };
@@ -340,7 +336,6 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelSession<'a,
             transfer: Transfer::begin(Instant::now().into_std()),
             end: None,
             body_bytes,
-            other_exchange,
             routing_key,
         });
         self.open_bytes += body_bytes;
@@ -681,8 +676,8 @@ fn return_reason(message: &BasicReturnMessage) -> String {
 
 /// Why this message can never be sent, if the broker closed the channel because of it, which fails everything
 /// outstanding. Some error texts identify the message. It is then refused, so that it cannot close the next channel as
-/// well. `usual` is the exchange of the destination.
-fn refusal(open: &OpenMessage, usual: &str, detail: &str) -> Option<String> {
+/// well.
+fn refusal(open: &OpenMessage, exchange: &str, detail: &str) -> Option<String> {
     // rabbit_channel:check_msg_size/3: "message size 134217729 is larger than configured max size 134217728". The size
     // is that of the body.
     let too_large = bytes_after(detail, "message size ").zip(bytes_after(detail, "max size "));
@@ -697,25 +692,11 @@ fn refusal(open: &OpenMessage, usual: &str, detail: &str) -> Option<String> {
     }
     // rabbit_channel:check_topic_authorisation: "access to topic 'k' in exchange 'x' in vhost '/' refused for user
     // 'u'".
-    let exchange = open.other_exchange.as_deref().unwrap_or(usual);
     let topic = format!(
         "access to topic '{}' in exchange '{exchange}' in vhost",
         open.routing_key
     );
-    if detail.contains(&topic) {
-        return Some(detail.to_owned());
-    }
-    // "NOT_FOUND - no exchange 'x' in vhost '/'", "ACCESS_REFUSED - cannot publish to internal exchange 'x'". If this
-    // is the destination's exchange, the destination is at fault, and the next connect checks it. Otherwise this
-    // message is at fault.
-    let exchange = open.other_exchange.as_ref().filter(|x| !x.is_empty())?;
-    [
-        format!("exchange '{exchange}' in vhost"),
-        format!("internal exchange '{exchange}'"),
-    ]
-    .iter()
-    .any(|text| detail.contains(text))
-    .then(|| detail.to_owned())
+    detail.contains(&topic).then(|| detail.to_owned())
 }
 
 fn bytes_after(text: &str, label: &str) -> Option<usize> {
@@ -728,19 +709,18 @@ fn bytes_after(text: &str, label: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn open(body_bytes: usize, other_exchange: Option<&str>) -> OpenMessage {
+    fn open(body_bytes: usize) -> OpenMessage {
         OpenMessage {
             handle: 0,
             transfer: Transfer::begin(Instant::now().into_std()),
             end: None,
             body_bytes,
-            other_exchange: other_exchange.map(Into::into),
             routing_key: "k".to_owned().into(),
         }
     }
 
     fn refusal(open: &OpenMessage, detail: &str) -> Option<String> {
-        super::refusal(open, "usual", detail)
+        super::refusal(open, "x", detail)
     }
 
     #[test]
@@ -754,46 +734,26 @@ mod tests {
                     "the body has {bytes} bytes; max_message_size of the broker is 1000"
                 ))
             };
-            assert_eq!(refusal(&open(2000, None), text), refused(2000));
-            assert_eq!(refusal(&open(1001, None), text), refused(1001));
-            assert_eq!(refusal(&open(1000, None), text), None);
+            assert_eq!(refusal(&open(2000), text), refused(2000));
+            assert_eq!(refusal(&open(1001), text), refused(1001));
+            assert_eq!(refusal(&open(1000), text), None);
         }
         for other in [
             "PRECONDITION_FAILED - something else",
             "message size x is larger than max size ",
+            // The next connect checks the exchange.
+            "NOT_FOUND - no exchange 'x' in vhost '/'",
+            "ACCESS_REFUSED - cannot publish to internal exchange 'x' in vhost '/'",
         ] {
-            assert_eq!(refusal(&open(2000, None), other), None);
+            assert_eq!(refusal(&open(2000), other), None);
         }
     }
 
     #[test]
-    fn a_missing_exchange_is_the_messages_fault_only_if_it_is_not_the_destinations() {
-        let text = "NOT_FOUND - no exchange 'x' in vhost '/'";
-        assert_eq!(refusal(&open(1, Some("x")), text), Some(text.into()));
-        assert_eq!(refusal(&open(1, Some("y")), text), None);
-        assert_eq!(refusal(&open(1, None), text), None);
-        let internal = "ACCESS_REFUSED - cannot publish to internal exchange 'x' in vhost '/'";
-        assert_eq!(refusal(&open(1, Some("x")), internal), Some(internal.into()));
-        assert_eq!(refusal(&open(1, None), internal), None);
-    }
-
-    #[test]
     fn a_forbidden_topic_is_the_fault_of_the_messages_with_it() {
-        let text = |topic, exchange| {
-            format!("access to topic '{topic}' in exchange '{exchange}' in vhost '/' refused for user 'u'")
-        };
-        for (topic, exchange, other, is_refused) in [
-            ("k", "usual", None, true),
-            ("k", "x", Some("x"), true),
-            ("k", "usual", Some("x"), false),
-            ("another", "usual", None, false),
-        ] {
-            let text = text(topic, exchange);
-            assert_eq!(
-                refusal(&open(1, other), &text).is_some(),
-                is_refused,
-                "{text} {other:?}"
-            );
+        for (topic, is_refused) in [("k", true), ("another", false)] {
+            let text = format!("access to topic '{topic}' in exchange 'x' in vhost '/' refused for user 'u'");
+            assert_eq!(refusal(&open(1), &text).is_some(), is_refused, "{text}");
         }
     }
 }

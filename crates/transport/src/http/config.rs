@@ -1,11 +1,11 @@
 //! The configuration of a publisher for an HTTP destination, as plain data. The worker's main thread writes it; the
 //! publisher's threads read it.
 
+use super::url::HttpAddress;
 use crate::lookup::CONNECTION_LIFE;
 use crate::ssrf::AllowList;
 use crate::tls::{self, Tls, TlsError, TlsPart};
 use crate::transfer::{MIN_SEND_RATE, TransferLimits};
-use crate::url::HttpAddress;
 use crate::{Deadline, Secret};
 use std::io;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub enum HttpAuth {
 }
 
 /// The longest pause that an answer can ask for, unless a destination has another one.
-pub(crate) const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
+pub(super) const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 
 /// The URL of one destination. Never changed in place: stop the publisher and start another (see
 /// [`crate::Publisher::start`]).

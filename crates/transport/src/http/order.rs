@@ -148,8 +148,7 @@ mod tests {
     fn message(handle: u64, key: Option<&str>) -> Publication {
         Publication {
             handle,
-            exchange: crate::Text::default(),
-            routing_key: crate::Text::default(),
+            address: crate::Text::default(),
             key: key.map(Into::into),
             properties: Properties::default(),
             body: Vec::new(),

@@ -3,11 +3,11 @@
 
 use super::answer;
 use super::config::{HttpAuth, HttpConfig};
-use crate::signature::Signer;
+use super::form::is_reserved;
+use super::signature::Signer;
 use crate::{HeaderValue as Value, Publication, Secret};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use outbox_core::headers::is_reserved_by_http;
 use ureq::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue, USER_AGENT};
 use ureq::http::{HeaderMap, Request, Uri};
 
@@ -111,7 +111,7 @@ impl RequestBuilder {
         }
         for (name, value) in &properties.headers {
             let name = header_name(name)?;
-            if !is_reserved_by_http(name.as_str()) {
+            if !is_reserved(name.as_str()) {
                 add(name, &text_of(value))?;
             }
         }
@@ -270,8 +270,7 @@ mod tests {
     fn message(headers: Vec<(&str, Value)>) -> Publication {
         Publication {
             handle: 1,
-            exchange: crate::Text::default(),
-            routing_key: crate::Text::default(),
+            address: crate::Text::default(),
             key: None,
             properties: Properties {
                 message_id: "id-1".into(),

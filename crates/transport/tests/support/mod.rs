@@ -259,11 +259,10 @@ pub fn config(port: u16) -> AmqpConfig {
     }
 }
 
-pub fn publication(handle: u64, exchange: &str, routing_key: &str, body: Vec<u8>) -> Publication {
+pub fn publication(handle: u64, address: &str, body: Vec<u8>) -> Publication {
     Publication {
         handle,
-        exchange: exchange.to_owned().into(),
-        routing_key: routing_key.to_owned().into(),
+        address: address.to_owned().into(),
         key: None,
         properties: Properties {
             message_id: format!("id-{handle}"),

@@ -311,7 +311,7 @@ impl Peer {
 
 pub fn messages(handles: std::ops::Range<u64>) -> Vec<outbox_transport::Publication> {
     handles
-        .map(|h| publication(h, "", "k", format!("body {h}").into_bytes()))
+        .map(|h| publication(h, "k", format!("body {h}").into_bytes()))
         .collect()
 }
 

@@ -175,5 +175,5 @@ pub fn of_key(handle: u64, key: &str) -> Publication {
 
 /// A message without a key.
 pub fn message(handle: u64) -> Publication {
-    publication(handle, "", "", format!("body {handle}").into_bytes())
+    publication(handle, "", format!("body {handle}").into_bytes())
 }

@@ -16,14 +16,13 @@ use outbox_core::engine::{
 };
 use outbox_core::key_order::{BlockedKey, OrderedKey};
 use outbox_core::lease::Lease;
-use outbox_core::message::{Pointer, Text};
+use outbox_core::message::Pointer;
 use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
-use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Blocks, Ended, Ending, RetryPolicy, Rules};
 use outbox_core::standbys::{Replication, Standby, Standbys};
-use outbox_transport::target::{Amqp, Certificates, Limits, Protocol, Target};
-use outbox_transport::{AllowList, ExchangeType, MIN_SEND_RATE, NotStarted};
+use outbox_transport::NotStarted;
+use outbox_transport::kind::{Limits, Target};
 use outbox_worker::rewinds::{RewindGroup, RewindLane, Rewound};
 use outbox_worker::{
     Changes, ConnectionStatus, LeaseChanges, Orders, PassCounts, PassEnd, Refresh, Tended, WorkerSettings,
@@ -193,31 +192,14 @@ pub fn settings(config: &Config, enabled: bool) -> WorkerSettings {
         ordering: config.ordering,
         one_by_one: false, // it is for HTTP, which is the third destination
     };
+    let mut target = Target::default();
+    (target.rules, target.max_in_flight) = (rules, config.window);
     WorkerSettings {
         enabled,
         rules,
         limits: Limits::default(),
         standbys: (config.standby).map(|_| Standbys::new(vec![STANDBY.to_owned()], 0, None)),
-        target: Ok(Target {
-            transport: Protocol::Amqp(Amqp {
-                url: "amqp://default/".to_owned(),
-                user: None,
-                password: None,
-                exchange: Text::shared("exchange"),
-                exchange_type: ExchangeType::default(),
-                routing_key: Template::parse("key").expect("a template"),
-                max_in_flight: config.window,
-            }),
-            certificates: Certificates::default(),
-            allow: AllowList::default(),
-            format: Format::default(),
-            statics: Statics::default(),
-            rules,
-            limits: Limits::default(),
-            connect_timeout: Duration::from_secs(1),
-            confirm_timeout: Duration::from_secs(1),
-            min_send_rate: MIN_SEND_RATE,
-        }),
+        target: Ok(target),
         lease_renew: Duration::from_millis(LEASE_RENEW_MS),
         batch_size: config.batch,
         idle_backoff_ms: IDLE_MS,

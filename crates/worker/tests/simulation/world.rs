@@ -10,7 +10,7 @@ use outbox_core::engine::{CRASHES_MAX, ClaimLimits, Claimed, HeldLease, Request,
 use outbox_core::message::{Event, Outcome, Pointer};
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Action, Blocks, Ending, Ordering};
-use outbox_transport::target::Kind;
+use outbox_transport::kind::Kind;
 use outbox_worker::{Described, Mapping};
 use std::collections::{BTreeMap, BTreeSet};
 use support::chaos::Dice;
@@ -164,17 +164,17 @@ impl World {
     pub fn described(&self) -> Vec<Described> {
         let all = DESTINATIONS.iter().take(self.config.destinations).enumerate();
         all.map(|(destination, name)| {
-            let (kind, options) = match destination {
-                0 => (Kind::Amqp, vec![]),
-                1 => (Kind::Amqp, vec![("url", "amqp://slow/".to_owned())]),
+            let (wrapper, options) = match destination {
+                0 => ("outbox_amqp", vec![]),
+                1 => ("outbox_amqp", vec![("url", "amqp://slow/".to_owned())]),
                 _ => {
                     let rate = ("max_rate", POSTED_RATE.to_string());
-                    (Kind::Http, vec![("url", "http://posted/".to_owned()), rate])
+                    ("outbox_http", vec![("url", "http://posted/".to_owned()), rate])
                 }
             };
             Described {
                 name: (*name).to_owned(),
-                kind,
+                kind: Kind::of_wrapper(wrapper),
                 options: options
                     .into_iter()
                     .map(|(name, value)| (name.to_owned(), value))

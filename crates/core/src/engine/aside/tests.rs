@@ -218,7 +218,7 @@ impl World {
                 sent.extend(
                     publications
                         .iter()
-                        .map(|p| (p.handle, p.routing_key.parse().expect("a seq"))),
+                        .map(|p| (p.handle, p.address.parse().expect("a seq"))),
                 );
                 Vec::new()
             });

@@ -211,8 +211,7 @@ fn pass(engine: &mut Engine, table: &mut Table) -> Vec<(MessageHandle, i64, Opti
     let make = |handle, pointer: &Pointer, _: Event| {
         Ok(Publication {
             handle,
-            exchange: "".into(),
-            routing_key: pointer.seq.to_string().into(),
+            address: pointer.seq.to_string().into(),
             key: pointer.key.clone(),
             properties: Properties::default(),
             body: Vec::new(),
@@ -226,7 +225,7 @@ fn pass(engine: &mut Engine, table: &mut Table) -> Vec<(MessageHandle, i64, Opti
     });
     let mut sent = Vec::new();
     engine.hand_over(0, |publications| {
-        sent.extend((publications.into_iter()).map(|p| (p.handle, p.routing_key.parse().unwrap(), p.key)));
+        sent.extend((publications.into_iter()).map(|p| (p.handle, p.address.parse().unwrap(), p.key)));
         Vec::new()
     });
     sent

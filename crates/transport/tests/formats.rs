@@ -6,9 +6,10 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use outbox_core::envelope::publication;
-use outbox_core::message::{Event, Pointer, Publication, Text};
+use outbox_core::message::{Event, Pointer, Publication};
 use outbox_core::partition::{Partition, PartitionCount};
-use outbox_core::route::{Format, Route, Statics, Template, TransportKind};
+use outbox_core::route::{Format, Route, Statics, Template};
+use outbox_transport::kind::Kind;
 
 /// The event of the examples, as the SQL in the docs publishes it.
 fn event() -> Event {
@@ -32,7 +33,7 @@ fn event() -> Event {
     }
 }
 
-fn made(transport: TransportKind, format: Format) -> Publication {
+fn made(kind: &'static Kind, format: Format) -> Publication {
     let key = "Order:A-42";
     let pointer = Pointer {
         seq: 42,
@@ -52,31 +53,30 @@ fn made(transport: TransportKind, format: Format) -> Publication {
     };
     statics
         .headers
-        .add(transport, format, "team", "orders-{header:tenant|none}")
+        .add(&kind.form, format, "team", "orders-{header:tenant|none}")
         .expect("a header");
-    statics.check(transport, format).expect("a description");
+    statics.check(format).expect("a description");
     let route = Route {
-        transport,
+        form: &kind.form,
         format,
-        exchange: &Text::from("events"),
-        template: &Template::parse("{aggregate_type}.{operation}").expect("a template"),
+        address: &Template::parse("{aggregate_type}.{operation}").expect("a template"),
         statics: &statics,
     };
     publication(1, &pointer, event(), &route).expect("a message")
 }
 
 /// As a person would write it: properties, headers, an empty line, the body.
-fn shown(transport: TransportKind, publication: &Publication) -> String {
+fn shown(kind: &'static Kind, publication: &Publication) -> String {
     let mut lines = String::new();
     let given = &publication.properties;
-    match transport {
-        TransportKind::Amqp => {
+    let indent = match kind.form.has_properties {
+        true => {
             let _ = writeln!(
                 lines,
-                "exchange {}, routing key {}\n\ncontent_type: {}\nmessage_id: {}\ntype: {}\ncorrelation_id: {}\n\
+                "exchange events, {} {}\n\ncontent_type: {}\nmessage_id: {}\ntype: {}\ncorrelation_id: {}\n\
                  timestamp: {}\napp_id: {}\ndelivery_mode: 2\nheaders:",
-                publication.exchange,
-                publication.routing_key,
+                kind.form.address,
+                publication.address,
                 given.content_type,
                 given.message_id,
                 given.kind.as_deref().unwrap_or_default(),
@@ -84,14 +84,12 @@ fn shown(transport: TransportKind, publication: &Publication) -> String {
                 given.timestamp_s.unwrap_or_default(),
                 given.app_id,
             );
+            "  "
         }
-        TransportKind::Http => {
+        false => {
             let _ = writeln!(lines, "content-type: {}", given.content_type);
+            ""
         }
-    }
-    let indent = match transport {
-        TransportKind::Amqp => "  ",
-        TransportKind::Http => "",
     };
     for (name, value) in &given.headers {
         let _ = writeln!(lines, "{indent}{name}: {value}");
@@ -107,18 +105,14 @@ fn with_examples(text: &str) -> (String, usize) {
     let mut count = 0;
     for part in parts {
         let (name, rest) = part.split_once(" -->\n").expect("a comment");
-        let (transport, format) = name.split_once(' ').expect("transport and format");
-        let transport = match transport {
-            "amqp" => TransportKind::Amqp,
-            "http" => TransportKind::Http,
-            other => panic!("no transport {other}"),
-        };
+        let (kind, format) = name.split_once(' ').expect("kind and format");
+        let kind = Kind::of_wrapper(&format!("outbox_{kind}")).unwrap_or_else(|| panic!("no kind {kind}"));
         let format = Format::parse(format).unwrap_or_else(|refusal| panic!("{refusal}"));
         let (_, rest) = rest
             .strip_prefix("```\n")
             .and_then(|rest| rest.split_once("```\n"))
             .unwrap_or_else(|| panic!("no block behind {name}"));
-        let example = shown(transport, &made(transport, format));
+        let example = shown(kind, &made(kind, format));
         let _ = write!(written, "<!-- example: {name} -->\n```\n{example}```\n{rest}");
         count += 1;
     }

@@ -1,36 +1,31 @@
-//! Measures how many messages a second one thread makes from events: `cargo run --release -p outbox-core --example
+//! Measures how many messages a second one thread makes from events: `cargo run --release -p outbox-transport --example
 //! publication_rate`. The best of many short rounds counts, because other processes use the machine too.
 #![expect(clippy::disallowed_types)] // measures
 
 use std::time::Instant;
 
 use outbox_core::envelope;
-use outbox_core::message::Text;
 use outbox_core::message::{Event, Pointer};
 use outbox_core::partition::Partition;
-use outbox_core::route::{Format, Route, Statics, Template, TransportKind};
+use outbox_core::route::{Format, Route, Statics, Template};
 use outbox_core::words::Word;
+use outbox_transport::kinds::KINDS;
 
 const ROUND: u32 = 2_000;
 const ROUNDS: u32 = 1_500;
 
 fn main() {
     let template = Template::parse("{aggregate_type}.{operation}").expect("a template");
-    for transport in [TransportKind::Amqp, TransportKind::Http] {
+    for kind in KINDS {
         for format in Format::ALL.iter().copied() {
             let route = Route {
-                transport,
+                form: &kind.form,
                 format,
-                exchange: &Text::shared("events"),
-                template: &template,
+                address: &template,
                 statics: &Statics::default(),
             };
             for (name, event) in [("bare", bare()), ("with headers", with_headers())] {
-                println!(
-                    "{transport:?}, {}, {name}: {:.0}/s",
-                    format.name(),
-                    rate(&event, &route)
-                );
+                println!("{kind:?}, {}, {name}: {:.0}/s", format.name(), rate(&event, &route));
             }
         }
     }

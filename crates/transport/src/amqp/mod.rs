@@ -10,13 +10,18 @@ mod config;
 mod connect;
 mod endpoints;
 mod guard;
+mod kind;
 mod nesting;
+mod remedy;
 mod returns;
 mod sendable;
 mod session;
 mod unconfirmed;
+mod url;
 
 pub use config::{AmqpConfig, ExchangeType};
+pub(crate) use kind::KIND;
+pub use url::{AmqpAddress, parse_url};
 
 use crate::Publication;
 use crate::backoff::Backoff;

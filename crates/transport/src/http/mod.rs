@@ -10,14 +10,19 @@
 
 mod answer;
 mod config;
+mod form;
+mod kind;
 mod line;
 mod order;
 mod request;
 mod request_thread;
+mod signature;
+mod url;
 
-pub(crate) use config::RETRY_AFTER_MAX;
 pub use config::{HttpAuth, HttpConfig};
-pub(crate) use request::check_credentials;
+pub(crate) use kind::KIND;
+pub use signature::Signer;
+pub use url::{HttpAddress, parse_http_url};
 
 use crate::Outcome;
 use crate::backoff::Backoff;

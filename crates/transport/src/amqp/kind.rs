@@ -1,0 +1,179 @@
+//! What the rest of the house knows of a destination by AMQP: an exchange of RabbitMQ, with its options and the form of
+//! its messages. Pure.
+
+use super::config::{AmqpConfig, ExchangeType};
+use super::remedy;
+use super::url::{AmqpAddress, parse_url};
+use crate::down::DownReason;
+use crate::kind::{Kind, Peer, Target};
+use crate::options::{FileRule, Options, Refused, Setting, Value};
+use crate::start::Start;
+use crate::url::Endpoint;
+use crate::{Publisher, Secret, Text};
+use outbox_core::envelope::Refusal;
+use outbox_core::form::Form;
+use outbox_core::route::Template;
+use std::io;
+use std::sync::Arc;
+
+pub static KIND: Kind = Kind {
+    wrapper: "outbox_amqp",
+    protocol: "AMQP",
+    about: "Destinations of outbox that are exchanges of an AMQP 0-9-1 broker (RabbitMQ). The password belongs in a user \
+            mapping for the role of the workers.",
+    peer: "broker",
+    connects_first: true,
+    one_by_one: false,
+    may_be_private: true,
+    form: Form {
+        address: "routing key",
+        check_name: check_routes_nothing,
+        ..Form::TYPED
+    },
+    address: Some("routing_key"),
+    of_server: &[
+        "url", "exchange", "exchange_type", "routing_key", "expiration", "priority", "on_unroutable", "max_in_flight",
+        "confirm_timeout",
+    ],
+    of_mapping: &["user", "password"],
+    settings: &[
+        Setting::text(c"outbox.url", "url", c"", c"The broker: amqp://[user@]host[:port][,host[:port]...][/vhost], or amqps:// for TLS. Carries no password."),
+        Setting::text(c"outbox.password_file", "password", c"", c"File that holds the broker's password: absolute path, mode 0600, owned by the server's user.")
+            .of_file(FileRule::Secret)
+            .of_mapping(),
+        Setting::text(c"outbox.exchange", "exchange", c"outbox", c"The exchange that messages are published to."),
+        Setting::text(c"outbox.exchange_type", "exchange_type", c"", c"direct, fanout, topic or headers: declare the exchange durable of that type. Empty: only check that it exists."),
+        Setting::text(c"outbox.routing_key", "routing_key", c"{aggregate_type}.{operation}", c"Template of the routing key: {aggregate_type} {operation} (lower case), {type} {aggregate_id} {key} {partition} {header:NAME}, {key|fallback}."),
+    ],
+    read,
+};
+
+/// RabbitMQ closes the channel of a message with a longer expiration (`MAX_EXPIRY_TIMER` in rabbit.hrl).
+pub(super) const EXPIRATION_MAX_MS: u64 = u32::MAX as u64;
+
+/// RabbitMQ reads these as lists of further routing keys and closes the channel (406 PRECONDITION_FAILED) if they are
+/// anything else (rabbit_basic.erl, header_routes). A header here is never a list, so one message would fail the whole
+/// window, again and again.
+const ROUTING_HEADERS: [&str; 2] = ["CC", "BCC"];
+
+fn check_routes_nothing(name: &str) -> Result<(), Refusal> {
+    match ROUTING_HEADERS.contains(&name) {
+        false => Ok(()),
+        true => Err(Refusal::new(
+            format!("the header {name} cannot be set"),
+            "RabbitMQ takes CC and BCC for lists of routing keys. Choose another name, or bind further queues to the \
+             exchange.",
+        )),
+    }
+}
+
+/// An exchange of a broker.
+struct Exchange {
+    url: Option<(String, AmqpAddress)>,
+    user: Option<String>,
+    /// None = the protocol's default password.
+    password: Option<Value>,
+    /// Empty is the broker's default exchange, which routes by queue name.
+    name: Text,
+    exchange_type: ExchangeType,
+    routing_key: Template,
+    expiration_ms: Option<u64>,
+    priority: Option<u8>,
+}
+
+fn read(server: &Options, mapping: &Options) -> Result<Arc<dyn Peer>, Refused> {
+    const URL: &str = "Examples: amqp://user@host:5672/vhost, amqps://user@host, amqp://user@host1,host2. A password \
+                       belongs in a user mapping; that of outbox.url in the file that outbox.password_file names.";
+    Ok(Arc::new(Exchange {
+        url: server.read("url", |given| {
+            let address = given.parsed(parse_url(given.text), URL)?;
+            Ok((given.text.to_owned(), address))
+        })?,
+        user: mapping.text("user").map(str::to_owned),
+        password: mapping.value("password").cloned(),
+        name: server.read("exchange", |given| given.short())?.unwrap_or_default(),
+        exchange_type: server
+            .read("exchange_type", |given| {
+                let known = ExchangeType::parse(given.text).ok_or("it is unknown");
+                given.parsed(known, ExchangeType::HINT)
+            })?
+            .unwrap_or_default(),
+        routing_key: server.read("routing_key", |given| given.address())?.unwrap_or_default(),
+        expiration_ms: server.read("expiration", |given| given.millis(0..=EXPIRATION_MAX_MS))?,
+        priority: server.read("priority", |given| given.number(0..=255).map(|priority| priority as u8))?,
+    }))
+}
+
+impl Peer for Exchange {
+    fn endpoints(&self) -> Vec<Endpoint> {
+        self.url
+            .as_ref()
+            .map_or(Vec::new(), |(_, address)| address.endpoints.clone())
+    }
+
+    fn address(&self) -> &Template {
+        &self.routing_key
+    }
+
+    fn facts(&self, address: &str) -> Vec<(&'static str, String)> {
+        let exchange = match self.name.as_str() {
+            "" => "(the default one)",
+            name => name,
+        };
+        let broker = self.url.iter().map(|(url, _)| ("Broker", url.clone()));
+        let place = [("Exchange", exchange.to_owned()), ("Routing key", address.to_owned())];
+        broker.chain(place).collect()
+    }
+
+    fn start(&self, target: &Target, start: &mut Start<'_>) -> Result<io::Result<Publisher>, String> {
+        let (_, mut address) = self
+            .url
+            .clone()
+            .ok_or("outbox.url is empty: there is no broker to deliver to")?;
+        if self.user.is_some() {
+            address.user.clone_from(&self.user);
+        }
+        let password = match &self.password {
+            None => Secret::new("guest"), // the protocol's default, as is the user
+            Some(password) => start.password(password)?,
+        };
+        let tls = address.tls.then(|| start.tls(&target.certificates)).transpose()?;
+        Ok(start.publisher(AmqpConfig {
+            allow: target.allow.clone(),
+            exchange: self.name.to_string(),
+            exchange_type: self.exchange_type.clone(),
+            expiration_ms: self.expiration_ms,
+            priority: self.priority,
+            window: target.max_in_flight,
+            connect_timeout: target.connect_timeout,
+            confirm_timeout: target.answer_timeout,
+            min_send_rate: target.min_send_rate,
+            connection_name: start.connection_name.to_owned(),
+            deadline: start.deadline.clone(),
+            tls,
+            ..AmqpConfig::new(address, password)
+        }))
+    }
+
+    fn explain(&self, reason: DownReason, detail: &str) -> (String, Option<String>) {
+        remedy::of_refusal(reason, detail, &self.name)
+    }
+
+    fn unblock(&self, detail: &str) -> Option<&'static str> {
+        remedy::of_alarm(detail)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use outbox_core::envelope::check_headers;
+
+    #[test]
+    fn headers_that_rabbitmq_would_close_the_channel_for_are_refused() {
+        for json in [r#"{"CC": "a.b"}"#, r#"{"BCC": ["a"]}"#] {
+            let refusal = check_headers(json, crate::kinds::forms()).unwrap_err();
+            assert!(refusal.hint.contains("routing keys"), "{json}");
+        }
+        assert_eq!(check_headers(r#"{"cc": "a.b"}"#, crate::kinds::forms()), Ok(()));
+    }
+}

@@ -1,0 +1,112 @@
+//! What a kind starts a publisher with: secrets and certificates, some of them from files. Called by `started`, on the
+//! worker's main thread.
+
+use crate::options::{Certificates, NamedFile, Value};
+use crate::secret_file::{SecretFileError, read_secret_file};
+use crate::transport::Transport;
+use crate::{ClientCertificate, Deadline, Publisher, Publishers, Secret, Tls};
+use std::io;
+
+#[derive(Default)]
+pub(crate) struct FromFiles {
+    /// None = the password is not in a file.
+    pub(crate) password: Option<(NamedFile, Secret)>,
+    /// None = no TLS.
+    pub(crate) tls: Option<Tls>,
+}
+
+/// What a kind of destination starts a publisher with.
+pub struct Start<'a> {
+    publishers: &'a Publishers,
+    /// Shown to the peer.
+    pub connection_name: &'a str,
+    pub deadline: &'a Deadline,
+    pub(crate) read: FromFiles,
+}
+
+impl<'a> Start<'a> {
+    pub(crate) fn new(publishers: &'a Publishers, connection_name: &'a str, deadline: &'a Deadline) -> Self {
+        Self {
+            publishers,
+            connection_name,
+            deadline,
+            read: FromFiles::default(),
+        }
+    }
+
+    pub fn publisher(&self, transport: impl Transport) -> io::Result<Publisher> {
+        self.publishers.start(transport)
+    }
+
+    /// The password: the value itself, or the first line of its file.
+    pub fn password(&mut self, password: &Value) -> Result<Secret, String> {
+        match password {
+            Value::Text(password) => Ok(password.clone()),
+            Value::File(file) => {
+                let password = read_password(file)?;
+                self.read.password = Some((file.clone(), password.clone()));
+                Ok(password)
+            }
+        }
+    }
+
+    /// The certificates, of which some may be in files.
+    pub fn tls(&mut self, certificates: &Certificates) -> Result<Tls, String> {
+        let tls = read_tls(certificates)?;
+        self.read.tls = Some(tls.clone());
+        Ok(tls)
+    }
+}
+
+/// Returns the first line of the password file.
+pub(crate) fn read_password(file: &NamedFile) -> Result<Secret, String> {
+    let NamedFile { named_by, path } = file;
+    let content = read_secret(file)?;
+    let text = String::from_utf8(content).map_err(|_| format!("{named_by} {path} is not UTF-8"))?;
+    // Some editors begin a file with a byte order mark.
+    match text.trim_start_matches('\u{feff}').lines().next().map(str::trim_end) {
+        Some(password) if !password.is_empty() => Ok(Secret::new(password)),
+        _ => Err(format!("{named_by} {path} is empty")),
+    }
+}
+
+/// Reads the certificates that the description names. `Publisher::start` checks whether they can be used.
+pub(crate) fn read_tls(certificates: &Certificates) -> Result<Tls, String> {
+    let client = match (&certificates.cert, &certificates.key) {
+        (None, None) => None,
+        (None, Some(key)) => return Err(format!("{} is set without its certificate", key.called("tls_key"))),
+        (Some(cert), None) => return Err(format!("{} is set without its key", cert.called("tls_cert"))),
+        (Some(cert), Some(key)) => Some(ClientCertificate {
+            cert_pem: read_pem(cert, read)?,
+            key_pem: read_pem(key, read_secret)?,
+        }),
+    };
+    Ok(Tls {
+        ca_pem: certificates.ca.as_ref().map(|ca| read_pem(ca, read)).transpose()?,
+        client,
+        server_name: None,
+    })
+}
+
+fn read_pem(pem: &Value, read: impl FnOnce(&NamedFile) -> Result<Vec<u8>, String>) -> Result<Vec<u8>, String> {
+    match pem {
+        Value::File(file) => read(file),
+        Value::Text(text) => Ok(text.as_bytes().to_vec()),
+    }
+}
+
+fn read(file: &NamedFile) -> Result<Vec<u8>, String> {
+    std::fs::read(&file.path).map_err(|error| cannot_read(file, &error))
+}
+
+fn read_secret(file: &NamedFile) -> Result<Vec<u8>, String> {
+    let NamedFile { named_by, path } = file;
+    read_secret_file(path.as_ref()).map_err(|error| match error {
+        SecretFileError::Unreadable(error) => cannot_read(file, &error),
+        SecretFileError::Exposed { why, remedy } => format!("{named_by} {path} {why}: {remedy} it"),
+    })
+}
+
+fn cannot_read(file: &NamedFile, error: &io::Error) -> String {
+    format!("cannot read {} {}: {error}", file.named_by, file.path)
+}
