@@ -20,6 +20,9 @@ pub struct Intake<'a> {
     losses: u64,
 }
 
+/// Why messages are lost at a stop.
+pub(crate) const STOPPED: &str = "the publisher was stopped";
+
 /// A request to stop, and the time by which the transport must have stopped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StopBy(pub(crate) Instant);

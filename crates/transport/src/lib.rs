@@ -21,19 +21,21 @@
 //! | `transport` | what must every transport do? | `outbox-publish` |
 //! | `intake` | how does a transport get messages and report outcomes? | `outbox-publish` |
 //! | `pool` | which request gets a thread, and when do idle threads and connections end? | `outbox-publish`, `outbox-http` |
-//! | `brokers` | which idle connections to brokers are closed? | `outbox-publish` |
+//! | `connected::life`, `connected::endpoints` | which connection is opened, used, replaced and closed when? | `outbox-publish` |
+//! | `connected::session` | what goes over one connection: publish within a window, take answers, time out | `outbox-publish` |
+//! | `connected::link` | what does a kind provide for that? | `outbox-publish` |
+//! | `connected::unconfirmed` | for how long may a peer leave messages without an answer? | `outbox-publish`, pure |
+//! | `connected::attempts` | which publishes were woken? | `outbox-publish` |
+//! | `connected::idle` | which idle connections are closed? | `outbox-publish` |
 //! | [`addresses`] | which address of a host is tried next, and for how long? | any, pure |
 //! | `lookup` | which addresses does a host have? | `outbox-publish`, `outbox-http`, `outbox-resolve` |
 //! | `transfer` | how long may a peer take for the bytes of a message, and for its answer? | `outbox-publish`, `outbox-http`, pure |
 //! | `backoff` | how long is the wait before the next attempt? | `outbox-publish`, pure |
-//! | `amqp` | how is one connection opened, used, replaced and closed? | `outbox-publish` |
 //! | `amqp::kind`, `amqp::url` | what do the options of an exchange say? | any, pure |
 //! | `amqp::remedy` | which command ends a refusal of RabbitMQ? | the worker's main thread, pure |
 //! | `amqp::config` | where to connect, as which user, with which limits? | any, plain data |
-//! | `amqp::endpoints` | which host and address is tried next? | `outbox-publish` |
 //! | `amqp::connect` | how to connect, what to check, what does an error mean? | `outbox-publish` |
-//! | `amqp::session` | one connection's window: publish, confirm, return, time out | `outbox-publish` |
-//! | `amqp::unconfirmed` | for how long may the broker leave messages unconfirmed? | `outbox-publish`, pure |
+//! | `amqp::lane` | how do lapin's publishes, confirms and events become ours? | `outbox-publish` |
 //! | `amqp::returns` | which of the confirmed messages were unroutable? | `outbox-publish`, pure |
 //! | `amqp::sendable` | can this message be encoded at all? | `outbox-publish`, pure |
 //! | `amqp::guard` | which bytes from a peer may reach lapin's parser? | `lapin-io-loop` |
@@ -60,7 +62,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 pub mod addresses;
 mod amqp;
 mod backoff;
-mod brokers;
+mod connected;
 mod crossing;
 mod deadline;
 pub mod described;

@@ -36,7 +36,7 @@ pub(crate) fn main(runtime: Runtime, begins: mpsc::UnboundedReceiver<Begin>, loo
 async fn serve(mut begins: mpsc::UnboundedReceiver<Begin>, lookups: Lookups) {
     let pools = Rc::new(SharedPools {
         pool: Rc::default(),
-        brokers: Rc::default(),
+        open: Rc::default(),
         lookups,
     });
     let mut transports = JoinSet::new();

@@ -11,7 +11,7 @@
 //! - A state is reported before the outcomes that follow from it.
 //! - A stop request is obeyed in time, whatever the peer does.
 
-use crate::brokers::Brokers;
+use crate::connected::OpenConnections;
 use crate::intake::Intake;
 use crate::lookup::Lookups;
 use crate::pool::RequestPool;
@@ -22,7 +22,7 @@ use std::rc::Rc;
 /// What the transports of a publisher thread share.
 pub struct SharedPools {
     pub(crate) pool: Rc<RequestPool>,
-    pub(crate) brokers: Rc<Brokers>,
+    pub(crate) open: Rc<OpenConnections>,
     pub(crate) lookups: Lookups,
 }
 

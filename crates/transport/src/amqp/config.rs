@@ -2,13 +2,13 @@
 //! thread reads it.
 
 use super::url::AmqpAddress;
+use crate::connected::Terms;
 use crate::deadline::Deadline;
-use crate::down::Fault;
 use crate::lookup::CONNECTION_LIFE;
 use crate::secret::Secret;
 use crate::ssrf::AllowList;
 use crate::tls::Tls;
-use crate::transfer::{MIN_SEND_RATE, TransferLimits};
+use crate::transfer::MIN_SEND_RATE;
 use crate::url::Endpoint;
 use std::io;
 use std::time::Duration;
@@ -69,7 +69,7 @@ pub struct AmqpConfig {
     /// The lowest rate at which bytes extend it, in bytes a second.
     pub min_send_rate: u32,
     /// A message that stays unconfirmed for this time makes the publisher probe whether the broker still answers. If it
-    /// does, the message is sent again. See `amqp::unconfirmed`.
+    /// does, the message is sent again. See `connected::unconfirmed`.
     pub patience: Duration,
     /// The most messages that may be outstanding, at least 1.
     pub window: usize,
@@ -111,23 +111,19 @@ impl AmqpConfig {
         }
     }
 
-    pub(crate) fn transfer_limits(&self) -> TransferLimits {
-        TransferLimits {
-            timeout: self.confirm_timeout,
-            min_rate: self.min_send_rate,
-        }
-    }
-
-    /// The endpoint to connect to.
-    pub(crate) fn endpoint(&self) -> &Endpoint {
-        &self.endpoints[0]
-    }
-
-    /// Names the endpoint in the text if there are several.
-    pub(crate) fn at_endpoint(&self, fault: Fault) -> Fault {
-        match self.endpoints.len() {
-            1 => fault,
-            _ => Fault::new(fault.reason, format!("{}: {}", self.endpoint(), fault.detail)),
+    pub(crate) fn terms(&self) -> Terms {
+        Terms {
+            endpoints: self.endpoints.clone(),
+            allow: self.allow.clone(),
+            connect_timeout: self.connect_timeout,
+            connection_life: self.connection_life,
+            answer_timeout: self.confirm_timeout,
+            min_send_rate: self.min_send_rate,
+            patience: self.patience,
+            window: self.window,
+            backoff_min: self.backoff_min,
+            backoff_max: self.backoff_max,
+            deadline: self.deadline.clone(),
         }
     }
 

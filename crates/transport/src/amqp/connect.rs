@@ -4,9 +4,11 @@
 //! releases.
 
 use super::config::AmqpConfig;
-use super::guard::{FRAME_BYTES_MAX, GuardedStream, Kit, LastBytes, Socket, SocketHandle, ThreadMark};
+use super::guard::{FRAME_BYTES_MAX, GuardedStream, Kit, LastBytes, SentBytes, Socket, SocketHandle, ThreadMark};
+use crate::connected::{CAUSE_LIMIT, Connector, Limit, Wire};
 use crate::down::{DownReason, Fault, limit_of};
 use crate::tls::{self, CertificateRequested, Tls};
+use crate::url::Endpoint;
 use lapin::options::{ConfirmSelectOptions, ExchangeDeclareOptions};
 use lapin::protocol::{AMQPError, AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use lapin::types::{FieldTable, ShortString};
@@ -17,48 +19,52 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Mutex;
-use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 
 /// lapin declares a peer dead after twice this time without data, and checks every half of it: at most 20 s.
 const HEARTBEAT_S: u16 = 8;
 /// One channel to publish on, one for checks, and spares: lapin frees the number of a closed channel late.
 const CHANNELS_MAX: u16 = 8;
-/// How long to wait for lapin to report the cause as well, after a channel or connection broke.
-pub(crate) const CAUSE_LIMIT: Duration = Duration::from_millis(100);
-const REPLY_SUCCESS: u16 = 200;
+pub(super) const REPLY_SUCCESS: u16 = 200;
 const HUNG_UP: &str = "the peer closed the connection";
 
 /// A checked connection with a channel in confirm mode.
 pub(crate) struct Link {
-    /// The address of the broker.
-    pub(crate) address: SocketAddr,
-    pub(crate) connection: Connection,
+    pub(super) config: AmqpConfig,
+    pub(super) connection: Connection,
     pub(crate) channel: Channel,
     pub(crate) frame_bytes_max: usize,
     pub(crate) last_bytes: LastBytes,
+    pub(crate) sent_bytes: SentBytes,
 }
 
-/// The time limit of several steps together.
-#[derive(Clone, Copy)]
-pub(crate) struct Limit {
-    whole: Duration,
-    until: Instant,
-}
+impl Connector for AmqpConfig {
+    type Wire = SocketHandle;
+    type Connection = Link;
 
-impl Limit {
-    pub(crate) fn new(whole: Duration) -> Self {
-        let until = Instant::now() + whole;
-        Self { whole, until }
+    async fn connect(
+        &self,
+        to: &Endpoint,
+        address: SocketAddr,
+        limit: Limit,
+        wire: &mut Option<SocketHandle>,
+    ) -> Result<Link, Fault> {
+        connect(self, to, address, limit, wire).await
+    }
+
+    fn refusal() -> Fault {
+        let text = "a queue refuses messages (basic.nack), and none is confirmed";
+        Fault::new(DownReason::QueueRefused, text)
     }
 }
 
 /// Connects to an address and checks, all within `limit`. `wire` is set as soon as there is a socket, so that the caller
 /// can cut it in any case: also if this future is dropped before it ends.
-pub(crate) async fn connect(
+async fn connect(
     config: &AmqpConfig,
+    to: &Endpoint,
     address: SocketAddr,
     limit: Limit,
     wire: &mut Option<SocketHandle>,
@@ -67,16 +73,17 @@ pub(crate) async fn connect(
     let requested = CertificateRequested::default();
     let socket = match &config.tls {
         None => Socket::Plain(tcp),
-        Some(tls) => secure(config, tls, &requested, tcp, limit).await?,
+        Some(tls) => secure(config, tls, &to.host, &requested, tcp, limit).await?,
     };
     let (new_wire, stream, mark) = SocketHandle::new(socket)
         .map_err(|e| Fault::of_call(DownReason::Unreachable, &e, "cannot share the socket"))?;
     let wire = wire.insert(new_wire);
-    let mut set_up = pin!(set_up(config, address, limit, &requested, stream, mark));
+    let sent_bytes = wire.sent_bytes();
+    let mut set_up = pin!(set_up(config, to, sent_bytes, limit, &requested, stream, mark));
     tokio::select! {
         biased;
         link = &mut set_up => return link,
-        () = wire.thread_ended() => {}
+        () = wire.ended() => {}
     }
     // lapin can lose its thread and leave its caller waiting: a peer that closes after connection.tune causes it. lapin
     // may also be about to report the cause.
@@ -92,53 +99,35 @@ pub(crate) async fn connect(
 
 async fn set_up(
     config: &AmqpConfig,
-    address: SocketAddr,
+    to: &Endpoint,
+    sent_bytes: SentBytes,
     limit: Limit,
     requested: &CertificateRequested,
     stream: GuardedStream,
     mark: ThreadMark,
 ) -> Result<Link, Fault> {
     let last_bytes = stream.last_bytes();
-    let connection = within(limit, "the AMQP handshake", handshake(config, stream, mark))
+    let connection = within(limit, "the AMQP handshake", handshake(config, to, stream, mark))
         .await
         .map_err(|fault| blame_certificate(config, requested, fault))?;
     within(limit, "the exchange check", check_exchange(config, &connection)).await?;
     let channel = confirming_channel(limit, &connection).await?;
     let frame_bytes_max = connection.configuration().frame_max() as usize;
     Ok(Link {
-        address,
+        config: config.clone(),
         connection,
         channel,
         frame_bytes_max,
         last_bytes,
+        sent_bytes,
     })
 }
 
-async fn confirming_channel(limit: Limit, connection: &Connection) -> Result<Channel, Fault> {
+pub(super) async fn confirming_channel(limit: Limit, connection: &Connection) -> Result<Channel, Fault> {
     let channel = within(limit, "channel.open", connection.create_channel()).await?;
     let confirm = channel.confirm_select(ConfirmSelectOptions::default());
     within(limit, "confirm.select", confirm).await?;
     Ok(channel)
-}
-
-/// Replaces the channel that messages are published on. The old channel is closed first: the broker then drops what it
-/// still held back (for a quorum queue whose leader is away), and does not publish it later.
-pub(crate) async fn renew_channel(config: &AmqpConfig, link: &mut Link) -> Result<(), Fault> {
-    let limit = || Limit::new(config.connect_timeout);
-    let close = link.channel.close(REPLY_SUCCESS, "OK".into());
-    within(limit(), "channel.close", close).await?;
-    link.channel = confirming_channel(limit(), &link.connection).await?;
-    Ok(())
-}
-
-/// Closes the connection as the protocol demands, within `limit`. lapin never resolves a close if its I/O thread ends
-/// first. The caller cuts the wire afterwards in any case.
-pub(crate) async fn close(connection: &Connection, wire: &mut SocketHandle, limit: Duration) {
-    tokio::select! {
-        _ = connection.close(REPLY_SUCCESS, "OK".into()) => {}
-        () = wire.thread_ended() => {}
-        () = tokio::time::sleep(limit) => {}
-    }
 }
 
 async fn dial(address: SocketAddr, limit: Limit) -> Result<TcpStream, Fault> {
@@ -161,15 +150,14 @@ async fn dial(address: SocketAddr, limit: Limit) -> Result<TcpStream, Fault> {
 async fn secure(
     config: &AmqpConfig,
     tls: &Tls,
+    host: &str,
     requested: &CertificateRequested,
     tcp: TcpStream,
     limit: Limit,
 ) -> Result<Socket, Fault> {
     let failed = |text: String| Fault::new(DownReason::TlsFailed, text);
     let client_config = tls.client_config().map_err(|e| failed(e.to_string()))?;
-    let name = tls
-        .server_name(&config.endpoint().host)
-        .map_err(|e| failed(e.to_string()))?;
+    let name = tls.server_name(host).map_err(|e| failed(e.to_string()))?;
     let handshake = TlsConnector::from(requested.record_in(&client_config)).connect(name, tcp);
     match timeout_at(limit.until, handshake).await {
         Ok(Ok(stream)) => Ok(Socket::Tls(Box::new(stream))),
@@ -211,7 +199,12 @@ fn blame_certificate(config: &AmqpConfig, requested: &CertificateRequested, faul
     }
 }
 
-async fn handshake(config: &AmqpConfig, stream: GuardedStream, mark: ThreadMark) -> lapin::Result<Connection> {
+async fn handshake(
+    config: &AmqpConfig,
+    to: &Endpoint,
+    stream: GuardedStream,
+    mark: ThreadMark,
+) -> lapin::Result<Connection> {
     // lapin calls this once, because its own retries are off. It keeps the closure, and `mark` in it, while its thread
     // runs.
     let stream = Mutex::new(Some(stream));
@@ -222,11 +215,11 @@ async fn handshake(config: &AmqpConfig, stream: GuardedStream, mark: ThreadMark)
             .map(AsyncTcpStream::Plain)
             .ok_or_else(|| lapin::Error::from(io::Error::from(io::ErrorKind::NotConnected)))
     };
-    Connection::connector(uri(config), Kit::runtime(), connect, properties(config)).await
+    Connection::connector(uri(config, to), Kit::runtime(), connect, properties(config)).await
 }
 
 /// Built from parts, never from text: no text that contains the password exists.
-fn uri(config: &AmqpConfig) -> AMQPUri {
+fn uri(config: &AmqpConfig, to: &Endpoint) -> AMQPUri {
     AMQPUri {
         scheme: AMQPScheme::AMQP,
         authority: AMQPAuthority {
@@ -234,8 +227,8 @@ fn uri(config: &AmqpConfig) -> AMQPUri {
                 username: config.user.clone(),
                 password: config.password.reveal().to_owned(),
             },
-            host: config.endpoint().host.clone(),
-            port: config.endpoint().port,
+            host: to.host.clone(),
+            port: to.port,
         },
         vhost: config.vhost.clone(),
         query: AMQPQueryString {
@@ -285,7 +278,11 @@ async fn check_exchange(config: &AmqpConfig, connection: &Connection) -> lapin::
     channel.close(REPLY_SUCCESS, "OK".into()).await
 }
 
-async fn within<T>(limit: Limit, step: &str, work: impl Future<Output = lapin::Result<T>>) -> Result<T, Fault> {
+pub(super) async fn within<T>(
+    limit: Limit,
+    step: &str,
+    work: impl Future<Output = lapin::Result<T>>,
+) -> Result<T, Fault> {
     match timeout_at(limit.until, work).await {
         Ok(done) => done.map_err(|e| fault(&e)),
         Err(_) => Err(Fault::new(
@@ -359,6 +356,7 @@ mod tests {
     use super::*;
     use socket2::{Domain, Socket, Type};
     use std::net::TcpListener;
+    use std::time::Duration;
 
     #[test]
     fn the_reason_of_a_refusal_follows_from_its_words() {

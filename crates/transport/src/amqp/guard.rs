@@ -10,6 +10,7 @@
 //! deep they nest, before lapin sees them. What an honest broker sends never comes near these limits.
 
 use super::nesting::Nesting;
+use crate::connected::Wire;
 use crate::transfer::unacknowledged;
 use async_rs::traits::{Executor, Reactor, RuntimeKit};
 use async_rs::util::Task;
@@ -109,20 +110,20 @@ impl SocketHandle {
     pub(crate) fn sent_bytes(&self) -> SentBytes {
         self.sent.clone()
     }
+}
 
-    /// Completes once lapin's I/O thread has ended, whatever the reason: end of file, error, panic.
-    pub(crate) async fn thread_ended(&mut self) {
+impl Wire for SocketHandle {
+    /// Completes once lapin's I/O thread has ended: end of file, error, panic.
+    async fn ended(&mut self) {
         // A oneshot receiver panics when it is polled again after it has completed.
         if !self.thread_ended.is_terminated() {
             let _ = (&mut self.thread_ended).await;
         }
     }
 
-    /// Cuts the connection both ways and waits for lapin's thread. Returns false if the thread still runs after
-    /// `limit`.
-    pub(crate) async fn cut(&mut self, limit: Duration) -> bool {
+    async fn cut(&mut self, limit: Duration) -> bool {
         self.sent.shut_down();
-        tokio::time::timeout(limit, self.thread_ended()).await.is_ok()
+        tokio::time::timeout(limit, self.ended()).await.is_ok()
     }
 }
 

@@ -1,50 +1,28 @@
-//! The life of a connection to a broker: connect, serve, close, wait, repeat. After a stop request it ends in bounded
-//! time. A connection that has lived for long is replaced: the next one is opened first, and takes over once all
-//! messages have their answers.
+//! Destinations by AMQP 0-9-1: exchanges of RabbitMQ, with lapin. `connected` has what is the same for each kind with a
+//! connection.
 //!
 //! Runs on the publisher thread. A current-thread runtime drives everything here and lapin's tasks; lapin's own thread
-//! makes the socket calls. `session` covers the time while connected.
+//! makes the socket calls.
 
-mod attempts;
 mod config;
 mod connect;
-mod endpoints;
 mod guard;
 mod kind;
+mod lane;
 mod nesting;
 mod remedy;
 mod returns;
 mod sendable;
-mod session;
-mod unconfirmed;
 mod url;
 
 pub use config::{AmqpConfig, ExchangeType};
 pub(crate) use kind::KIND;
 pub use url::{AmqpAddress, parse_url};
 
-use crate::Publication;
-use crate::backoff::Backoff;
-use crate::brokers::OpenConnection;
-use crate::crossing::Handed;
-use crate::down::{DownReason, Fault};
-use crate::event::ConnectionState;
-use crate::intake::{Intake, StopBy};
+use crate::connected::keep_connected;
+use crate::intake::Intake;
 use crate::transport::{SharedPools, Transport};
-use endpoints::{CUT_LIMIT, Endpoints, Opened, Successor};
-use session::{ConnectionEnd, SessionEnd};
-use std::collections::VecDeque;
 use std::io;
-use std::pin::pin;
-use std::time::{Duration, Instant};
-use unconfirmed::ConfirmWatchdog;
-
-/// The time limit for a polite close, with a broker that still answers.
-const CLOSE_LIMIT: Duration = Duration::from_millis(500);
-const REFUSED: &str = "a queue refuses messages (basic.nack), and none is confirmed";
-const STOPPED: &str = "the publisher was stopped";
-/// The publisher gives up once this number of lapin threads have outlived their sockets: only a new process frees them.
-const STUCK_THREADS_MAX: u32 = 3;
 
 impl Transport for AmqpConfig {
     fn check(&self) -> io::Result<()> {
@@ -56,228 +34,7 @@ impl Transport for AmqpConfig {
     }
 
     async fn run(self, intake: &mut Intake<'_>, pools: &SharedPools) -> Result<(), String> {
-        match keep_connected(Endpoints::new(self, pools), intake).await {
-            Ok(why) => Err(why),
-            Err(StopBy(_)) => {
-                intake.lose_queue(STOPPED);
-                Ok(())
-            }
-        }
-    }
-}
-
-/// Connects again and again until a stop request. Returns why only a new process can continue.
-async fn keep_connected(mut endpoints: Endpoints<'_>, intake: &mut Intake<'_>) -> Result<String, StopBy> {
-    let config = &endpoints.config;
-    let mut life = Reconnection {
-        backoff: Backoff::new(config.backoff_min, config.backoff_max),
-        watchdog: ConfirmWatchdog::new(config.patience, config.confirm_timeout, config.endpoints.len() > 1),
-        why: "not connected yet".to_owned(),
-        first: None,
-    };
-    intake.report_state(ConnectionState::Connecting);
-    loop {
-        let is_idle = connect_and_serve(&mut endpoints, intake, &mut life).await?;
-        let stuck_threads = endpoints.stuck_threads.get();
-        if stuck_threads >= STUCK_THREADS_MAX {
-            return Ok(format!("{stuck_threads} connections could not be closed"));
-        }
-        if is_idle {
-            endpoints.begin_turn();
-            life.first = Some(intake.next_or_stop(true).await?);
-            continue;
-        }
-        // Waits only after a turn over all endpoints: one that takes and drops each connection is no loop at full
-        // speed.
-        let wait = match endpoints.go_on() {
-            true => life.backoff.next(),
-            false => Duration::ZERO,
-        };
-        intake.losing_batches(&life.why, tokio::time::sleep(wait)).await?;
-    }
-}
-
-/// What outlives a connection.
-struct Reconnection {
-    backoff: Backoff,
-    watchdog: ConfirmWatchdog,
-    /// Why there is no connection.
-    why: String,
-    /// The batch for which a connection that was idle is opened again.
-    first: Option<Handed>,
-}
-
-/// One connection and those that replace it, from start to end, or one failed attempt. Returns whether the connection
-/// was idle: then it is opened again for the next batch.
-async fn connect_and_serve(
-    endpoints: &mut Endpoints<'_>,
-    intake: &mut Intake<'_>,
-    life: &mut Reconnection,
-) -> Result<bool, StopBy> {
-    let mut wire = None;
-    let connecting = endpoints.open(&mut wire);
-    let connected = match life.first {
-        None => intake.losing_batches(&life.why, connecting).await,
-        Some(_) => intake.unless_stopped(connecting).await,
-    };
-    let first = life.first.take();
-    match connected {
-        Ok(Ok(opened)) => {
-            endpoints.connected();
-            intake.report_state(ConnectionState::Connected);
-            let waiting = first.and_then(|first| intake.accept(first)).unwrap_or_default();
-            serve_connections(endpoints, opened, waiting.into(), intake, life).await
-        }
-        Ok(Err(fault)) => {
-            let fault = endpoints.config.at_endpoint(fault);
-            if let Some(fault) = endpoints.failed(&fault) {
-                intake.report_down(&fault);
-            }
-            life.why = fault.to_string();
-            let batch = first.map(|first| first.batch).unwrap_or_default();
-            intake.lose(batch, &life.why);
-            Ok(false)
-        }
-        Err(stop) => {
-            let batch = first.map(|first| first.batch).unwrap_or_default();
-            intake.lose(batch, STOPPED);
-            if let Some(mut wire) = wire {
-                wire.cut(close_limits(Some(stop)).1).await;
-            }
-            Err(stop)
-        }
-    }
-}
-
-/// Serves a connection, and the one that replaces it, until one ends. `waiting` goes first.
-async fn serve_connections(
-    endpoints: &Endpoints<'_>,
-    mut opened: Opened,
-    mut waiting: VecDeque<Publication>,
-    intake: &mut Intake<'_>,
-    life: &mut Reconnection,
-) -> Result<bool, StopBy> {
-    let config = &endpoints.config;
-    // After the deadline no message may go out, also none that lapin still buffers: the socket is cut instead.
-    let close = |opened: Opened, stop| {
-        let (close_limit, cut_limit) = close_limits(stop);
-        opened.close(!config.deadline.has_passed(), close_limit, cut_limit)
-    };
-    loop {
-        let since = Instant::now();
-        let mut place = endpoints.pools.brokers.opened();
-        let opening = pin!(endpoints.successor());
-        let mut successor = Successor::new(opening);
-        let watchdog = &mut life.watchdog;
-        let ended = serve_channels(
-            &mut opened,
-            endpoints,
-            watchdog,
-            intake,
-            &mut place,
-            &mut successor,
-            waiting,
-        )
-        .await;
-        life.backoff.connection_lived(since.elapsed());
-        life.watchdog.disconnected();
-        let stop = ended.as_ref().err().copied();
-        let unused = successor.opened.take();
-        let address = opened.link.address;
-        let tear_down = async {
-            let unused = async {
-                if let Some(unused) = unused {
-                    endpoints.count_stuck(close(*unused, stop).await);
-                }
-            };
-            let (is_gone, ()) = tokio::join!(close(opened, stop), unused);
-            endpoints.count_stuck(is_gone);
-        };
-        match ended {
-            Ok(ConnectionEnd::Idle) => {
-                intake.unless_stopped(tear_down).await?;
-                return Ok(true);
-            }
-            Ok(ConnectionEnd::Failed(fault)) => {
-                if !config.deadline.has_passed() {
-                    endpoints.host().failed(address);
-                }
-                life.why = fault.to_string();
-                intake.losing_batches(&life.why, tear_down).await?;
-                return Ok(false);
-            }
-            Ok(ConnectionEnd::Replaced { by, waiting: rest }) => {
-                if let Err(stop) = intake.unless_stopped(tear_down).await {
-                    intake.lose(rest.into(), STOPPED);
-                    close(*by, Some(stop)).await;
-                    return Err(stop);
-                }
-                (opened, waiting) = (*by, rest);
-            }
-            Err(stop) => {
-                tear_down.await;
-                return Err(stop);
-            }
-        }
-    }
-}
-
-/// The time limits for a polite close, and for the end of lapin's thread. Each gets a third of the time left of a stop,
-/// so that both end before `Publisher::stop` gives up on this thread.
-fn close_limits(stop: Option<StopBy>) -> (Duration, Duration) {
-    let Some(StopBy(deadline)) = stop else {
-        return (CLOSE_LIMIT, CUT_LIMIT);
-    };
-    let part = deadline.saturating_duration_since(Instant::now()) / 3;
-    (CLOSE_LIMIT.min(part), CUT_LIMIT.min(part))
-}
-
-/// Serves one channel after the other. Returns why the connection is over.
-async fn serve_channels(
-    opened: &mut Opened,
-    endpoints: &Endpoints<'_>,
-    watchdog: &mut ConfirmWatchdog,
-    intake: &mut Intake<'_>,
-    place: &mut OpenConnection,
-    successor: &mut Successor<'_>,
-    mut waiting: VecDeque<Publication>,
-) -> Result<ConnectionEnd, StopBy> {
-    let config = &endpoints.config;
-    loop {
-        match session::serve(opened, endpoints, watchdog, intake, place, successor, waiting).await? {
-            SessionEnd::Connection(end) => return Ok(end),
-            SessionEnd::Channel {
-                waiting: next,
-                rest: None,
-            } => waiting = next,
-            SessionEnd::Channel {
-                waiting: next,
-                rest: Some(rest),
-            } => {
-                waiting = VecDeque::new();
-                let fault = config.at_endpoint(Fault::new(DownReason::QueueRefused, REFUSED));
-                let why = fault.to_string();
-                intake.report_down(&fault);
-                intake.lose(next.into(), &why);
-                intake.losing_batches(&why, tokio::time::sleep(rest)).await?;
-                intake.report_state(ConnectionState::Connected);
-            }
-        }
-        match intake
-            .unless_stopped(connect::renew_channel(config, &mut opened.link))
-            .await
-        {
-            Ok(Ok(())) => {}
-            Ok(Err(fault)) => {
-                let fault = config.at_endpoint(fault);
-                intake.report_down(&fault);
-                intake.lose(waiting.into(), &fault.to_string());
-                return Ok(ConnectionEnd::Failed(fault));
-            }
-            Err(stop) => {
-                intake.lose(waiting.into(), STOPPED);
-                return Err(stop);
-            }
-        }
+        let terms = self.terms();
+        keep_connected(self, terms, intake, pools).await
     }
 }

@@ -27,8 +27,8 @@
 //!
 //!   Any other answer uses up one of the returns that waited at that moment, at most one window's, so a hold is short.
 
-use super::attempts::Numbered;
 use crate::Outcome;
+use crate::connected::Numbered;
 use std::collections::HashMap;
 
 /// A `basic.return` that a confirm carried.

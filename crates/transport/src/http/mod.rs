@@ -29,7 +29,7 @@ use crate::backoff::Backoff;
 use crate::crossing::Handed;
 use crate::down::{DownReason, Fault};
 use crate::event::{Answered, ConnectionState};
-use crate::intake::{Intake, StopBy};
+use crate::intake::{Intake, STOPPED, StopBy};
 use crate::lookup::Host;
 use crate::pool::{self, RequestPool, ThreadSlot, Turn};
 use crate::transport::{SharedPools, Transport};
@@ -52,7 +52,6 @@ const STOP_GRACE_MAX: Duration = Duration::from_secs(5);
 /// The time limit for request threads to notice that their connection is cut.
 const CUT_LIMIT: Duration = Duration::from_secs(2);
 
-const STOPPED: &str = "the publisher was stopped";
 const THREAD_NEEDED: &str = "its thread was needed for other destinations";
 const KEY_FAILED: &str = "an earlier message of its key failed";
 

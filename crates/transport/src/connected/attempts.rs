@@ -1,8 +1,9 @@
-//! The publishes of a channel that lapin has not answered yet. Runs on the publisher thread; lapin's thread wakes them.
+//! Messages by number, and publishes that the client has not answered yet. Runs on the publisher thread; the thread of the
+//! client wakes them.
 //!
-//! lapin resolves each publish twice: when it is written, and when the broker confirms it. To wake the thread for each
-//! costs more than the publish. So lapin's thread only notes which attempt it woke, and wakes the thread once enough
-//! are noted.
+//! A client resolves each publish twice: when it is written, and when the peer confirms it. To wake the thread for each
+//! costs more than the publish. So the thread of the client only notes which attempt it woke, and wakes the thread once
+//! enough are noted.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -130,6 +131,11 @@ where
     /// The number of publishes that lapin has not written yet.
     pub(crate) fn unwritten(&self) -> usize {
         self.unwritten
+    }
+
+    /// Whether none is without a result.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.free.len() == self.places.len()
     }
 
     /// Adds a publish and polls it. Returns its result if that is ready.

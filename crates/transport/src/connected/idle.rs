@@ -1,7 +1,7 @@
-//! Which idle connections to brokers are closed, so that many destinations do not hold a thread and two descriptors
+//! Which idle connections are closed, so that many destinations do not hold a thread and two descriptors
 //! each for ever. A message opens the connection again.
 //!
-//! Used on the publisher thread alone, by `amqp`. A few connections stay for as long as the worker lives: to
+//! Used on the publisher thread alone. A few connections stay for as long as the worker lives: to
 //! connect costs a broker more than to keep. Beyond them a connection ends when it was idle for long, and beyond
 //! `OPEN_MAX` the one that is idle for longest ends as soon as another one opens.
 
@@ -21,20 +21,20 @@ const IDLE_MAX: Duration = Duration::from_secs(60);
 
 /// The open connections of all destinations of a worker.
 #[derive(Default)]
-pub struct Brokers {
+pub struct OpenConnections {
     /// Without those that were told to end.
     open: Cell<usize>,
     /// The idle ones of them, the one that is idle for longest first.
     idle: RefCell<VecDeque<Rc<Notify>>>,
 }
 
-impl Brokers {
+impl OpenConnections {
     /// Counts a new connection.
     pub(crate) fn opened(self: &Rc<Self>) -> OpenConnection {
         self.open.set(self.open.get() + 1);
         self.make_room();
         OpenConnection {
-            brokers: Rc::clone(self),
+            all: Rc::clone(self),
             idle_since: None,
             ends: Rc::default(),
         }
@@ -60,7 +60,7 @@ impl Brokers {
 
 /// A connection that is open.
 pub(crate) struct OpenConnection {
-    brokers: Rc<Brokers>,
+    all: Rc<OpenConnections>,
     idle_since: Option<Instant>,
     ends: Rc<Notify>,
 }
@@ -71,15 +71,15 @@ impl OpenConnection {
         match (is_idle, self.idle_since) {
             (true, None) => {
                 self.idle_since = Some(Instant::now());
-                self.brokers.idle.borrow_mut().push_back(Rc::clone(&self.ends));
-                self.brokers.make_room();
+                self.all.idle.borrow_mut().push_back(Rc::clone(&self.ends));
+                self.all.make_room();
             }
             (false, Some(_)) => {
                 self.idle_since = None;
-                if !self.brokers.remove(&self.ends) {
+                if !self.all.remove(&self.ends) {
                     // A message came first.
                     self.ends = Rc::default();
-                    self.brokers.open.set(self.brokers.open.get() + 1);
+                    self.all.open.set(self.all.open.get() + 1);
                 }
             }
             _ => {}
@@ -94,7 +94,7 @@ impl OpenConnection {
                 () = self.ends.notified() => return,
                 () = sleep_until(at) => {}
             }
-            if self.brokers.open.get() > KEPT_MAX {
+            if self.all.open.get() > KEPT_MAX {
                 return;
             }
             at += IDLE_MAX;
@@ -104,8 +104,8 @@ impl OpenConnection {
 
 impl Drop for OpenConnection {
     fn drop(&mut self) {
-        if self.idle_since.is_none() || self.brokers.remove(&self.ends) {
-            self.brokers.open.set(self.brokers.open.get() - 1);
+        if self.idle_since.is_none() || self.all.remove(&self.ends) {
+            self.all.open.set(self.all.open.get() - 1);
         }
     }
 }
@@ -126,23 +126,23 @@ mod tests {
             .build()
             .unwrap();
         let _context = runtime.enter();
-        let brokers = Rc::new(Brokers::default());
-        let mut all: Vec<OpenConnection> = (0..OPEN_MAX).map(|_| brokers.opened()).collect();
+        let open = Rc::new(OpenConnections::default());
+        let mut all: Vec<OpenConnection> = (0..OPEN_MAX).map(|_| open.opened()).collect();
         all.iter_mut().take(3).for_each(|open| open.set_idle(true));
         assert!(!is_to_end(&all[0]));
-        let _one = brokers.opened();
+        let _one = open.opened();
         assert_eq!(
             all.iter().take(3).map(is_to_end).collect::<Vec<_>>(),
             [true, false, false]
         );
         all[1].set_idle(false);
-        let _another = brokers.opened();
+        let _another = open.opened();
         assert_eq!(
             all.iter().take(3).map(is_to_end).collect::<Vec<_>>(),
             [false, false, true]
         );
-        assert_eq!(brokers.open.get(), OPEN_MAX);
+        assert_eq!(open.open.get(), OPEN_MAX);
         drop(all);
-        assert_eq!((brokers.open.get(), brokers.idle.borrow().len()), (2, 0));
+        assert_eq!((open.open.get(), open.idle.borrow().len()), (2, 0));
     }
 }
