@@ -73,7 +73,7 @@ pub(crate) struct Crossing {
 #[derive(Default)]
 struct Inbox {
     events: Vec<PublisherEvent>,
-    /// The number of failures reported so far. Each transport counts its own.
+    /// The number of failures reported so far.
     failures: u64,
     /// The number of confirms among the outcomes.
     confirms: usize,
@@ -141,9 +141,9 @@ impl Crossing {
 
     /// Takes the outcomes, of which there is at least one. `failures` is the total so far, including theirs. Both are
     /// stored together: a worker that takes the outcomes has also seen the failures. Called on the publisher thread.
-    pub(crate) fn push_outcomes(&self, outcomes: &mut Vec<Answered>, failures: Option<u64>) {
+    pub(crate) fn push_outcomes(&self, outcomes: &mut Vec<Answered>, failures: u64) {
         let mut inbox = self.inbox();
-        inbox.failures = failures.unwrap_or(inbox.failures);
+        inbox.failures = failures;
         inbox.put_outcomes(outcomes);
         self.wake_if_due(inbox);
     }
@@ -209,7 +209,7 @@ mod tests {
     }
 
     fn answer(shared: &Crossing, handle: u64, outcome: Outcome) {
-        shared.push_outcomes(&mut vec![Answered::now(handle, outcome)], None);
+        shared.push_outcomes(&mut vec![Answered::now(handle, outcome)], 0);
     }
 
     /// The handles of the outcomes in each event.

@@ -6,6 +6,7 @@ use crate::Publication;
 use crate::crossing::{Crossing, Handed};
 use crate::down::Fault;
 use crate::event::{Answered, ConnectionState, PublisherEvent};
+use crate::failures::{Failures, MessageKey};
 use std::future::Future;
 use std::pin::pin;
 use std::time::Instant;
@@ -16,8 +17,9 @@ pub struct Intake<'a> {
     batches: mpsc::Receiver<Handed>,
     stop: watch::Receiver<Option<Instant>>,
     shared: &'a Crossing,
-    /// The number of times that messages were lost together: with a connection, or because there was none.
-    losses: u64,
+    /// Outcomes that are not sent yet.
+    outcomes: Vec<Answered>,
+    failures: Failures,
 }
 
 /// Why messages are lost at a stop.
@@ -37,28 +39,31 @@ impl<'a> Intake<'a> {
             batches,
             stop,
             shared,
-            losses: 0,
+            outcomes: Vec::new(),
+            failures: Failures::default(),
         }
     }
 
-    /// The next batch that may be sent, if there is one.
+    // ---- messages in ------------------------------------------------------------------------------------------------
+
+    /// The next messages that may be sent, if there are any.
     pub(crate) fn try_next(&mut self) -> Option<Vec<Publication>> {
         loop {
             let handed = self.batches.try_recv().ok()?;
-            if let Some(batch) = self.accept(handed) {
+            let batch = self.accept(handed);
+            if !batch.is_empty() {
                 return Some(batch);
             }
         }
     }
 
-    /// The batch, unless the worker handed it over before it had drained all losses. Such a batch is lost as well: it
-    /// may hold a later message of a key of which an earlier one was lost.
-    pub(crate) fn accept(&mut self, Handed { batch, failures_seen }: Handed) -> Option<Vec<Publication>> {
-        if failures_seen >= self.losses {
-            return Some(batch);
-        }
-        self.lose(batch, "messages before it were lost");
-        None
+    /// The messages of a batch that may be sent. The others are lost: the worker handed them over before it had drained a
+    /// failure, and they may be later messages of a key of which an earlier one failed.
+    pub(crate) fn accept(&mut self, handed: Handed) -> Vec<Publication> {
+        let (batch, lost) = self.failures.accept(handed);
+        let lost = lost.into_iter().map(|(handle, why)| Answered::lost(handle, why));
+        self.outcomes.extend(lost);
+        batch
     }
 
     /// The next batch, or the request to stop, which takes precedence.
@@ -89,33 +94,43 @@ impl<'a> Intake<'a> {
         });
     }
 
-    /// Takes the outcomes and leaves their memory.
-    pub(crate) fn send_outcomes(&self, outcomes: &mut Vec<Answered>) {
-        if !outcomes.is_empty() {
-            self.shared.push_outcomes(outcomes, None);
-        }
+    // ---- outcomes out -----------------------------------------------------------------------------------------------
+
+    /// Records an outcome that lets other messages go on.
+    pub(crate) fn answer(&mut self, answered: Answered) {
+        self.outcomes.push(answered);
     }
 
-    /// For a transport that counts failures itself: `failures` is their number so far.
-    pub(crate) fn send_outcomes_counted(&self, outcomes: &mut Vec<Answered>, failures: u64) {
-        if !outcomes.is_empty() {
-            self.shared.push_outcomes(outcomes, Some(failures));
+    /// Records the failure of a message of this key: later ones of the key must not go out before the worker knows of it.
+    pub(crate) fn fail_of_key(&mut self, key: Option<MessageKey>, answered: Answered) {
+        if let Some(key) = key {
+            self.failures.key_failed(key);
         }
+        self.outcomes.push(answered);
     }
 
-    /// Sends the outcomes of the messages of a connection that has ended, and counts one loss.
-    pub(crate) fn send_last_outcomes(&mut self, outcomes: &mut Vec<Answered>) {
-        if !outcomes.is_empty() {
-            self.losses += 1;
-            self.send_outcomes_counted(outcomes, self.losses);
-        }
+    /// Records the failure of a message that is lost with its connection: no other one must go out before the worker knows
+    /// of it.
+    pub(crate) fn fail(&mut self, answered: Answered) {
+        self.failures.all_failed();
+        self.outcomes.push(answered);
     }
 
     /// Gives each message the outcome `Lost`.
-    pub(crate) fn lose(&mut self, batch: Vec<Publication>, reason: &str) {
-        let outcomes = batch.into_iter().map(|message| Answered::lost(message.handle, reason));
-        self.send_last_outcomes(&mut outcomes.collect());
+    pub(crate) fn lose(&mut self, batch: impl IntoIterator<Item = Publication>, reason: &str) {
+        let lost = batch.into_iter();
+        lost.for_each(|message| self.fail(Answered::lost(message.handle, reason)));
+        self.send_outcomes();
     }
+
+    /// Sends the outcomes that are recorded.
+    pub(crate) fn send_outcomes(&mut self) {
+        if !self.outcomes.is_empty() {
+            self.shared.push_outcomes(&mut self.outcomes, self.failures.count);
+        }
+    }
+
+    // ---- waiting ----------------------------------------------------------------------------------------------------
 
     /// Runs `work` while there is no connection. Every batch is answered immediately, so that the worker can release
     /// it.

@@ -19,6 +19,7 @@
 //! | `event`, `down` | what does the thread report? | both, plain data |
 //! | `publisher_thread` | how do the thread and its transports begin and end? | `outbox-publish` |
 //! | `transport` | what must every transport do? | `outbox-publish` |
+//! | `failures` | which messages must not go out behind one that failed? | `outbox-publish`, pure |
 //! | `intake` | how does a transport get messages and report outcomes? | `outbox-publish` |
 //! | `pool` | which request gets a thread, and when do idle threads and connections end? | `outbox-publish`, `outbox-http` |
 //! | `connected::life`, `connected::endpoints` | which connection is opened, used, replaced and closed when? | `outbox-publish` |
@@ -68,6 +69,7 @@ mod deadline;
 pub mod described;
 mod down;
 mod event;
+mod failures;
 mod http;
 mod intake;
 pub mod kind;

@@ -102,7 +102,7 @@ async fn connect_and_serve<C: Connector>(
         Ok(Ok(opened)) => {
             endpoints.connected();
             intake.report_state(ConnectionState::Connected);
-            let waiting = first.and_then(|first| intake.accept(first)).unwrap_or_default();
+            let waiting = first.map_or(Vec::new(), |first| intake.accept(first));
             serve_connections(endpoints, opened, waiting.into(), intake, life).await
         }
         Ok(Err(fault)) => {
@@ -185,7 +185,7 @@ async fn serve_connections<C: Connector>(
             }
             Ok(ConnectionEnd::Replaced { by, waiting: rest }) => {
                 if let Err(stop) = intake.unless_stopped(tear_down).await {
-                    intake.lose(rest.into(), STOPPED);
+                    intake.lose(rest, STOPPED);
                     close(*by, Some(stop)).await;
                     return Err(stop);
                 }
@@ -234,7 +234,7 @@ async fn serve_lanes<C: Connector>(
                 let fault = endpoints.at_endpoint(C::refusal());
                 let why = fault.to_string();
                 intake.report_down(&fault);
-                intake.lose(next.into(), &why);
+                intake.lose(next, &why);
                 intake.losing_batches(&why, tokio::time::sleep(rest)).await?;
                 intake.report_state(ConnectionState::Connected);
             }
@@ -247,11 +247,11 @@ async fn serve_lanes<C: Connector>(
             Ok(Err(fault)) => {
                 let fault = endpoints.at_endpoint(fault);
                 intake.report_down(&fault);
-                intake.lose(waiting.into(), &fault.to_string());
+                intake.lose(waiting, &fault.to_string());
                 return Ok(ConnectionEnd::Failed(fault));
             }
             Err(stop) => {
-                intake.lose(waiting.into(), STOPPED);
+                intake.lose(waiting, STOPPED);
                 return Err(stop);
             }
         }

@@ -69,8 +69,8 @@ pub(crate) async fn serve<C: Connector>(
     let mut session = Session::new(opened.connection.lane(), &endpoints.terms, watchdog, waiting);
     loop {
         session.fill(intake);
-        session.take();
-        intake.send_outcomes(&mut session.outcomes);
+        session.take(intake);
+        intake.send_outcomes();
         session.check_stall(intake);
         if let Some(end) = session.ends(successor, intake) {
             return Ok(end);
@@ -103,15 +103,15 @@ pub(crate) async fn serve<C: Connector>(
                 session.alarm.unset();
             }
             next = intake.next_or_stop(want_batch), if !session.stops() => match next {
-                Ok(handed) => session.waiting = intake.accept(handed).unwrap_or_default().into(),
-                Err(order) => session.begin_stop(order),
+                Ok(handed) => session.waiting = intake.accept(handed).into(),
+                Err(order) => session.begin_stop(order, intake),
             },
             () = place.ends(), if is_idle => return Ok(SessionEnd::Connection(ConnectionEnd::Idle)),
             () = successor.opens(), if !session.stops() => {}
             () = session.lane.answers(wait) => {}
         }
     }
-    let mut fault = session.cause().await;
+    let mut fault = session.cause(intake).await;
     let stop = session.stop_order();
     match stop {
         Some(_) => fault = Fault::new(DownReason::Closed, STOPPED),
@@ -120,8 +120,8 @@ pub(crate) async fn serve<C: Connector>(
             intake.report_down(&fault);
         }
     }
-    session.abandon(&fault);
-    intake.send_last_outcomes(&mut session.outcomes);
+    session.abandon(&fault, intake);
+    intake.send_outcomes();
     stop.map_or(Ok(SessionEnd::Connection(ConnectionEnd::Failed(fault))), Err)
 }
 
@@ -198,7 +198,6 @@ struct Session<'a, L> {
     open_bytes: usize,
     /// Empty between takes: only its memory is kept.
     answered: Vec<(u64, Outcome)>,
-    outcomes: Vec<Answered>,
     /// What the peer had taken of the connection when that was last looked at, and when that was.
     taken: u64,
     looked_at: Instant,
@@ -224,7 +223,6 @@ impl<'a, L: Lane> Session<'a, L> {
             open: Numbered::default(),
             open_bytes: 0,
             answered: Vec::new(),
-            outcomes: Vec::new(),
             taken: lane.progress().taken,
             looked_at: Instant::now(),
             has_unsent: false,
@@ -287,9 +285,9 @@ impl<'a, L: Lane> Session<'a, L> {
         if !self.is_open() {
             return None;
         }
-        if successor.opened.is_some() && self.hands_over(Instant::now()) {
+        if successor.opened.is_some() && self.hands_over(Instant::now(), intake) {
             let by = successor.opened.take()?;
-            intake.send_last_outcomes(&mut self.outcomes);
+            intake.send_outcomes();
             if self.is_blocked {
                 intake.report_state(ConnectionState::Connected);
             }
@@ -302,8 +300,8 @@ impl<'a, L: Lane> Session<'a, L> {
                 return None;
             }
             let alone = self.open.len() == 1;
-            self.give_up_open("the broker answered but did not confirm the message", alone);
-            intake.send_last_outcomes(&mut self.outcomes);
+            self.give_up_open("the broker answered but did not confirm the message", alone, intake);
+            intake.send_outcomes();
             let (waiting, rest) = (VecDeque::new(), None);
             return Some(SessionEnd::Lane { waiting, rest });
         }
@@ -330,15 +328,15 @@ impl<'a, L: Lane> Session<'a, L> {
                 self.waiting.push_front(publication);
                 return self.break_off(u8::MAX, Fault::new(DownReason::Closed, "the lease has expired"));
             }
-            self.send(publication);
+            self.send(publication, intake);
         }
     }
 
-    fn send(&mut self, publication: Publication) {
+    fn send(&mut self, publication: Publication, intake: &mut Intake<'_>) {
         let (handle, body_bytes) = (publication.handle, publication.body.len());
         let address = publication.address.clone();
         if let Err(reason) = self.lane.send(self.open.next(), publication) {
-            return self.outcomes.push(Answered::now(handle, Outcome::Refused { reason }));
+            return intake.answer(Answered::now(handle, Outcome::Refused { reason }));
         }
         self.open.push(OpenMessage {
             handle,
@@ -364,7 +362,7 @@ impl<'a, L: Lane> Session<'a, L> {
     }
 
     /// Takes every outcome that is known so far.
-    fn take(&mut self) {
+    fn take(&mut self, intake: &mut Intake<'_>) {
         let taken = self.lane.take(&mut self.answered);
         if let Some(Broken { rank, fault }) = taken.broken {
             self.break_off(rank, fault);
@@ -380,7 +378,7 @@ impl<'a, L: Lane> Session<'a, L> {
                 _ => {}
             }
             let (handle, at) = (open.handle, taken.at);
-            self.outcomes.push(Answered { handle, outcome, at });
+            intake.answer(Answered { handle, outcome, at });
         }
         self.answered = answered; // its memory is used again
     }
@@ -451,11 +449,11 @@ impl<'a, L: Lane> Session<'a, L> {
 
     /// Gives up the messages that are still open. Sending had paused, so these are the messages that the peer does not
     /// confirm.
-    fn give_up_open(&mut self, reason: &str, alone: bool) {
+    fn give_up_open(&mut self, reason: &str, alone: bool, intake: &mut Intake<'_>) {
         self.watchdog.resends(Instant::now());
-        self.lose_waiting(reason);
+        self.lose_waiting(reason, intake);
         for open in self.open.take_all() {
-            self.outcomes.push(Answered::none(open.handle, reason, alone));
+            intake.fail(Answered::none(open.handle, reason, alone));
         }
     }
 
@@ -474,7 +472,7 @@ impl<'a, L: Lane> Session<'a, L> {
     /// Whether the next connection, which is open, takes over now. From the first call on nothing is sent here: messages
     /// of a key must not overtake each other. Waits for answers for no longer than at a stop. Does not begin while the
     /// peer is slow: each message would be sent twice.
-    fn hands_over(&mut self, now: Instant) -> bool {
+    fn hands_over(&mut self, now: Instant, intake: &mut Intake<'_>) -> bool {
         if self.open.is_empty() {
             return true;
         }
@@ -489,6 +487,7 @@ impl<'a, L: Lane> Session<'a, L> {
                 self.give_up_open(
                     "the broker did not confirm the message before its connection was replaced",
                     false,
+                    intake,
                 );
                 return true;
             }
@@ -566,7 +565,7 @@ impl<'a, L: Lane> Session<'a, L> {
 
     // ---- the end ----------------------------------------------------------------------------------------------------
 
-    fn begin_stop(&mut self, order: StopBy) {
+    fn begin_stop(&mut self, order: StopBy, intake: &mut Intake<'_>) {
         let left = order.0.saturating_duration_since(std::time::Instant::now());
         let grace = match self.is_blocked {
             true => Duration::ZERO,
@@ -575,20 +574,18 @@ impl<'a, L: Lane> Session<'a, L> {
         let until = Instant::now() + grace;
         self.course = Course::Stops { order, until };
         self.alarm.unset();
-        self.lose_waiting(STOPPED);
+        self.lose_waiting(STOPPED, intake);
     }
 
-    fn lose_waiting(&mut self, reason: &str) {
-        let lost = self
-            .waiting
-            .drain(..)
-            .map(|message| Answered::lost(message.handle, reason));
-        self.outcomes.extend(lost);
+    fn lose_waiting(&mut self, reason: &str, intake: &mut Intake<'_>) {
+        for message in self.waiting.drain(..) {
+            intake.fail(Answered::lost(message.handle, reason));
+        }
     }
 
     /// The most specific reason for the end of this connection. The first error often says only that the connection has
     /// ended.
-    async fn cause(&mut self) -> Fault {
+    async fn cause(&mut self, intake: &mut Intake<'_>) -> Fault {
         let until = Instant::now() + CAUSE_LIMIT;
         while self.ends_at().is_none() && self.broken.as_ref().is_some_and(|broken| broken.rank == 0) {
             match timeout_at(until, self.lane.event()).await {
@@ -597,23 +594,23 @@ impl<'a, L: Lane> Session<'a, L> {
                 Err(_) => break,
             }
         }
-        self.take();
+        self.take(intake);
         let fault = self.broken.take().map(|broken| broken.fault);
         fault.unwrap_or_else(|| Fault::new(DownReason::Closed, ENDED))
     }
 
     /// Gives each open or waiting message its last outcome.
-    fn abandon(&mut self, fault: &Fault) {
+    fn abandon(&mut self, fault: &Fault, intake: &mut Intake<'_>) {
         let reason = fault.to_string();
-        self.lose_waiting(&reason);
+        self.lose_waiting(&reason, intake);
         let is_ended_here = self.ends_at().is_some() || self.terms.deadline.has_passed();
         let alone = self.open.len() == 1 && !is_ended_here;
         for open in self.open.take_all() {
             let refused = self.lane.refusal(&fault.detail, &open.address, open.body_bytes);
-            self.outcomes.push(match refused {
-                Some(reason) => Answered::now(open.handle, Outcome::Refused { reason }),
-                None => Answered::none(open.handle, &reason, alone),
-            });
+            match refused {
+                Some(reason) => intake.answer(Answered::now(open.handle, Outcome::Refused { reason })),
+                None => intake.fail(Answered::none(open.handle, &reason, alone)),
+            }
         }
     }
 }

@@ -29,6 +29,7 @@ use crate::backoff::Backoff;
 use crate::crossing::Handed;
 use crate::down::{DownReason, Fault};
 use crate::event::{Answered, ConnectionState};
+use crate::failures::KEY_FAILED;
 use crate::intake::{Intake, STOPPED, StopBy};
 use crate::lookup::Host;
 use crate::pool::{self, RequestPool, ThreadSlot, Turn};
@@ -53,7 +54,6 @@ const STOP_GRACE_MAX: Duration = Duration::from_secs(5);
 const CUT_LIMIT: Duration = Duration::from_secs(2);
 
 const THREAD_NEEDED: &str = "its thread was needed for other destinations";
-const KEY_FAILED: &str = "an earlier message of its key failed";
 
 impl Transport for HttpConfig {
     fn check(&self) -> io::Result<()> {
@@ -71,12 +71,12 @@ impl Transport for HttpConfig {
         intake.report_state(ConnectionState::Connected);
         let order = loop {
             poster.send(intake);
-            poster.report(intake);
+            intake.send_outcomes();
             let (rests_until, wants_batch, turn) = (poster.rests_until, poster.wants_batch(), Rc::clone(&poster.turn));
             tokio::select! {
                 biased;
                 next = intake.next_or_stop(wants_batch) => match next {
-                    Ok(handed) => poster.take(handed),
+                    Ok(handed) => poster.take(handed, intake),
                     Err(order) => break order,
                 },
                 Some(ended) = poster.ended.recv() => {
@@ -119,7 +119,6 @@ struct Poster {
     ended_tx: mpsc::UnboundedSender<PostResult>,
     ended: mpsc::UnboundedReceiver<PostResult>,
     order: SendOrder,
-    outcomes: Vec<Answered>,
     backoff: Backoff,
     downs: u64,
     /// The end of the pause; no message is sent before it. None = no pause.
@@ -156,7 +155,6 @@ impl Poster {
             ended_tx,
             ended,
             order: SendOrder::default(),
-            outcomes: Vec::new(),
             downs: 0,
             rests_until: None,
             why: String::new(),
@@ -173,33 +171,23 @@ impl Poster {
         self.rests_until.is_some() || self.order.waiting() < self.shared.config.window
     }
 
-    fn take(&mut self, Handed { batch, failures_seen }: Handed) {
-        let lost = self.order.take(batch, failures_seen);
-        self.lose(lost, KEY_FAILED);
+    fn take(&mut self, handed: Handed, intake: &mut Intake<'_>) {
+        self.order.take(intake.accept(handed));
         if self.rests_until.is_some() {
-            self.lose_waiting();
+            self.lose_waiting(intake);
         }
     }
 
-    fn lose(&mut self, handles: Vec<u64>, reason: &str) {
-        self.outcomes
-            .extend(handles.into_iter().map(|handle| Answered::lost(handle, reason)));
-    }
-
-    fn lose_waiting(&mut self) {
-        let lost = self.order.lose_waiting();
-        let why = self.why.clone();
-        self.lose(lost, &why);
-    }
-
-    fn report(&mut self, intake: &Intake<'_>) {
-        intake.send_outcomes_counted(&mut self.outcomes, self.order.failures());
+    fn lose_waiting(&mut self, intake: &mut Intake<'_>) {
+        for (handle, key) in self.order.lose_waiting() {
+            intake.fail_of_key(key, Answered::lost(handle, &self.why));
+        }
     }
 
     // ---- requests ---------------------------------------------------------------------------------------------------
 
     /// Gives messages to request threads.
-    fn send(&mut self, intake: &Intake<'_>) {
+    fn send(&mut self, intake: &mut Intake<'_>) {
         let concurrency = self.shared.config.concurrency.min(self.shared.config.window);
         while self.rests_until.is_none() && self.may_send() && self.posting.len() < concurrency && self.order.has_next()
         {
@@ -253,7 +241,7 @@ impl Poster {
     }
 
     /// Handles the result of a request.
-    fn on_outcome(&mut self, ended: PostResult, intake: &Intake<'_>) {
+    fn on_outcome(&mut self, ended: PostResult, intake: &mut Intake<'_>) {
         let PostResult {
             handle,
             verdict,
@@ -281,7 +269,7 @@ impl Poster {
         let outcome = match verdict {
             Verdict::Confirmed => {
                 let outcome = Outcome::Confirmed;
-                self.outcomes.push(Answered { handle, outcome, at });
+                intake.answer(Answered { handle, outcome, at });
                 self.order.confirmed(key);
                 self.has_asked = false;
                 if is_recent {
@@ -346,21 +334,22 @@ impl Poster {
                 }
             }
         };
-        self.outcomes.push(Answered { handle, outcome, at });
-        let behind = self.order.failed(key);
-        self.lose(behind, KEY_FAILED);
+        intake.fail_of_key(key.clone(), Answered { handle, outcome, at });
+        for behind in self.order.failed(key.as_ref()) {
+            intake.fail_of_key(key.clone(), Answered::lost(behind, KEY_FAILED));
+        }
     }
 
     // ---- the destination --------------------------------------------------------------------------------------------
 
     /// Begins a pause. Waiting messages are given back; messages on their way may still arrive.
-    fn go_down(&mut self, fault: &Fault, asked: Option<Duration>, intake: &Intake<'_>) {
+    fn go_down(&mut self, fault: &Fault, asked: Option<Duration>, intake: &mut Intake<'_>) {
         let pause = self.backoff.next().max(asked.unwrap_or_default());
         self.rests_until = Some(Instant::now() + pause);
         self.downs += 1;
         self.why = fault.to_string();
-        self.lose_waiting();
         intake.report_down(fault);
+        self.lose_waiting(intake);
     }
 
     fn resume(&mut self, intake: &Intake<'_>) {
@@ -376,17 +365,17 @@ impl Poster {
     async fn stop(mut self, StopBy(deadline): StopBy, intake: &mut Intake<'_>) {
         let left = || deadline.saturating_duration_since(std::time::Instant::now());
         (self.stops, self.why) = (true, STOPPED.to_owned());
-        self.lose_waiting();
-        self.report(intake);
+        self.lose_waiting(intake);
+        intake.send_outcomes();
         let grace_ends = Instant::now() + STOP_GRACE_MAX.min(left() / 3);
         self.finish_until(grace_ends, intake).await;
         self.posting.values().for_each(|posting| posting.line.cut());
         self.finish_until(Instant::now() + CUT_LIMIT.min(left() / 3), intake)
             .await;
         for (handle, _) in std::mem::take(&mut self.posting) {
-            self.outcomes.push(Answered::none(handle, STOPPED, false));
+            intake.fail(Answered::none(handle, STOPPED, false));
         }
-        self.report(intake);
+        intake.send_outcomes();
         // Each request that is still on its way has a sender. When the last one has ended, `ended` closes.
         let (ended_tx, _) = mpsc::unbounded_channel();
         drop(std::mem::replace(&mut self.ended_tx, ended_tx));
@@ -397,13 +386,13 @@ impl Poster {
     }
 
     /// Handles results until `until`. Returns immediately when no message is on its way.
-    async fn finish_until(&mut self, until: Instant, intake: &Intake<'_>) {
+    async fn finish_until(&mut self, until: Instant, intake: &mut Intake<'_>) {
         while !self.posting.is_empty() {
             let Ok(Some(ended)) = timeout_at(until, self.ended.recv()).await else {
                 return;
             };
             self.on_outcome(ended, intake);
-            self.report(intake);
+            intake.send_outcomes();
         }
     }
 }

@@ -1,16 +1,10 @@
 //! Decides which message may be sent next: the messages of a key one after the other, all others in order of arrival.
 //! Pure; called by `Poster` in `http` for each idle request thread.
-//!
-//! The trap is a failure. After it, no message of its key may go out until the worker has drained it. That includes
-//! messages that the worker hands over before it has drained it: they would overtake the failed one. So failures are
-//! numbered. Each batch carries the number of failures that the worker had drained. A message of a key that has failed
-//! since then is not sent.
 
 use crate::Publication;
+use crate::failures::MessageKey;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
-
-type MessageKey = Rc<str>;
 
 #[expect(clippy::large_enum_variant, reason = "a box each would cost more than the room")]
 enum NextMessage {
@@ -27,9 +21,6 @@ pub(crate) struct SendOrder {
     keys: HashMap<MessageKey, VecDeque<Publication>>,
     next: VecDeque<NextMessage>,
     waiting: usize,
-    /// The number of the newest failure of each key, unless the worker is known to have drained it.
-    failed: HashMap<MessageKey, u64>,
-    failures: u64,
 }
 
 impl SendOrder {
@@ -37,28 +28,14 @@ impl SendOrder {
         self.waiting
     }
 
-    /// The number of failures so far, to be reported with their outcomes.
-    pub(crate) fn failures(&self) -> u64 {
-        self.failures
-    }
-
-    /// Takes a batch from a worker that had drained the first `failures_seen` failures. Returns the handles of messages
-    /// that cannot be sent, because an earlier message of their key has failed since.
-    pub(crate) fn take(&mut self, batch: Vec<Publication>, failures_seen: u64) -> Vec<u64> {
-        self.failed.retain(|_, failure| *failure > failures_seen);
-        let mut lost = Vec::new();
+    /// Takes messages.
+    pub(crate) fn take(&mut self, batch: Vec<Publication>) {
+        self.waiting += batch.len();
         for publication in batch {
             let Some(key) = publication.key.as_deref() else {
                 self.next.push_back(NextMessage::Alone(publication));
-                self.waiting += 1;
                 continue;
             };
-            if let Some((key, _)) = self.failed.get_key_value(key) {
-                let key = Rc::clone(key);
-                lost.push(publication.handle);
-                self.record_failure(key);
-                continue;
-            }
             match self.keys.get_mut(key) {
                 Some(behind) => behind.push_back(publication),
                 None => {
@@ -67,9 +44,7 @@ impl SendOrder {
                     self.keys.insert(key, VecDeque::from([publication]));
                 }
             }
-            self.waiting += 1;
         }
-        lost
     }
 
     pub(crate) fn has_next(&self) -> bool {
@@ -98,44 +73,34 @@ impl SendOrder {
 
     /// Records that it failed. Returns the handles of the messages of its key that waited behind it: they must not be
     /// sent.
-    pub(crate) fn failed(&mut self, key: Option<MessageKey>) -> Vec<u64> {
-        let Some(key) = key else { return Vec::new() };
-        let behind = self.keys.remove(&key).unwrap_or_default();
+    pub(crate) fn failed(&mut self, key: Option<&MessageKey>) -> Vec<u64> {
+        let behind = key.and_then(|key| self.keys.remove(key)).unwrap_or_default();
         self.waiting -= behind.len();
-        self.record_failure(key);
         behind.iter().map(|publication| publication.handle).collect()
     }
 
-    /// Removes all waiting messages and returns their handles. Messages on their way stay.
-    pub(crate) fn lose_waiting(&mut self) -> Vec<u64> {
+    /// Removes all waiting messages and returns their handles with their keys. Messages on their way stay.
+    pub(crate) fn lose_waiting(&mut self) -> Vec<(u64, Option<MessageKey>)> {
         let mut lost = Vec::with_capacity(self.waiting);
         let mut idle = Vec::new();
         for next in std::mem::take(&mut self.next) {
             match next {
-                NextMessage::Alone(publication) => lost.push(publication.handle),
+                NextMessage::Alone(publication) => lost.push((publication.handle, None)),
                 NextMessage::OfKey(key) => idle.push(key),
             }
         }
-        let mut lossy = Vec::new();
         for (key, behind) in &mut self.keys {
-            if !behind.is_empty() {
-                lossy.push(Rc::clone(key));
-                lost.extend(behind.drain(..).map(|publication| publication.handle));
-            }
+            lost.extend(
+                behind
+                    .drain(..)
+                    .map(|publication| (publication.handle, Some(Rc::clone(key)))),
+            );
         }
         for key in idle {
             self.keys.remove(&key);
         }
-        for key in lossy {
-            self.record_failure(key);
-        }
         self.waiting = 0;
         lost
-    }
-
-    fn record_failure(&mut self, key: MessageKey) {
-        self.failures += 1;
-        self.failed.insert(key, self.failures);
     }
 }
 
@@ -143,6 +108,8 @@ impl SendOrder {
 mod tests {
     use super::*;
     use crate::Properties;
+    use crate::crossing::Handed;
+    use crate::failures::Failures;
     use proptest::prelude::*;
 
     fn message(handle: u64, key: Option<&str>) -> Publication {
@@ -163,11 +130,7 @@ mod tests {
     fn messages_of_a_key_go_one_by_one_and_others_pass_them() {
         let mut order = SendOrder::default();
         let batch = [(1, Some("a")), (2, Some("a")), (3, None), (4, Some("b"))];
-        assert!(
-            order
-                .take(batch.map(|(handle, key)| message(handle, key)).into(), 0)
-                .is_empty()
-        );
+        order.take(batch.map(|(handle, key)| message(handle, key)).into());
         assert_eq!(order.waiting(), 4);
         assert_eq!(
             [next(&mut order), next(&mut order), next(&mut order)],
@@ -182,32 +145,26 @@ mod tests {
     }
 
     #[test]
-    fn no_message_of_a_failed_key_goes_until_the_worker_has_drained_the_failure() {
+    fn messages_behind_one_that_failed_are_given_back() {
         let mut order = SendOrder::default();
-        order.take(vec![message(1, Some("a")), message(2, Some("a"))], 0);
+        order.take(vec![message(1, Some("a")), message(2, Some("a"))]);
         assert_eq!(next(&mut order), Some(1));
-        assert_eq!(order.failed(Some("a".into())), [2]);
-        assert_eq!(order.failures(), 1);
-        // Handed over before the worker drained the failure.
-        assert_eq!(order.take(vec![message(3, Some("a")), message(4, Some("b"))], 0), [3]);
-        assert_eq!(next(&mut order), Some(4));
-        // The worker has drained the first failure, but not the loss of 3.
-        assert_eq!(order.take(vec![message(5, Some("a"))], 1), [5]);
-        assert!(order.take(vec![message(6, Some("a"))], order.failures()).is_empty());
-        assert_eq!(next(&mut order), Some(6));
-        assert!(order.failed.is_empty());
+        assert_eq!(order.failed(Some(&"a".into())), [2]);
+        order.take(vec![message(3, Some("a"))]);
+        assert_eq!(next(&mut order), Some(3));
     }
 
     #[test]
     fn a_key_with_a_message_on_its_way_stays_blocked_when_the_rest_is_lost() {
         let mut order = SendOrder::default();
         let batch = [(1, Some("a")), (2, Some("a")), (3, None), (4, Some("b"))];
-        order.take(batch.map(|(handle, key)| message(handle, key)).into(), 0);
+        order.take(batch.map(|(handle, key)| message(handle, key)).into());
         assert_eq!(next(&mut order), Some(1));
         let mut lost = order.lose_waiting();
         lost.sort_unstable();
-        assert_eq!((lost, order.waiting(), order.failures()), (vec![2, 3, 4], 0, 2));
-        assert!(order.take(vec![message(5, Some("a"))], order.failures()).is_empty());
+        let expected = [(2, Some("a".into())), (3, None), (4, Some("b".into()))];
+        assert_eq!((lost, order.waiting()), (expected.into(), 0));
+        order.take(vec![message(5, Some("a"))]);
         assert_eq!(next(&mut order), None, "1 is still on its way");
         order.confirmed(Some("a".into()));
         assert_eq!(next(&mut order), Some(5));
@@ -218,7 +175,7 @@ mod tests {
         /// one at a time and in order, and none goes between a failure and its drain.
         #[test]
         fn the_messages_of_a_key_stay_in_order_whatever_happens(steps in prop::collection::vec((0u8..6, 0u8..4, any::<bool>()), 1..200)) {
-            let mut order = SendOrder::default();
+            let (mut order, mut failures) = (SendOrder::default(), Failures::default());
             let (mut handed, mut failures_seen) = (0u64, 0u64);
             let mut on_the_way: Vec<(u64, Option<MessageKey>)> = Vec::new();
             let mut keys: HashMap<String, (u64, bool)> = HashMap::new(); // last sent, and blocked by a failure
@@ -231,7 +188,9 @@ mod tests {
                             message(handed, ["a", "b"].get((handed + n) as usize % 3).copied())
                         }).collect();
                         let by_handle: HashMap<u64, Option<String>> = batch.iter().map(|p| (p.handle, p.key.clone())).collect();
-                        for lost in order.take(batch, failures_seen) {
+                        let (batch, lost) = failures.accept(Handed { batch, failures_seen });
+                        order.take(batch);
+                        for (lost, _) in lost {
                             prop_assert!(ended.insert(lost));
                             let key = by_handle[&lost].clone().expect("only keys fail");
                             prop_assert!(keys.get(&key).is_some_and(|(_, closed)| *closed));
@@ -254,21 +213,23 @@ mod tests {
                             order.confirmed(key);
                         } else {
                             if let Some(key) = &key {
+                                failures.key_failed(Rc::clone(key));
                                 keys.entry(key.to_string()).or_default().1 = true;
                             }
-                            for lost in order.failed(key) {
+                            for lost in order.failed(key.as_ref()) {
                                 prop_assert!(ended.insert(lost));
                             }
                         }
                     }
                     5 if good => {
-                        failures_seen = order.failures();
+                        failures_seen = failures.count;
                         keys.values_mut().for_each(|(_, closed)| *closed = false);
                     }
                     5 => {
                         let before: Vec<String> = order.keys.iter().filter(|(_, w)| !w.is_empty()).map(|(k, _)| k.to_string()).collect();
-                        for lost in order.lose_waiting() {
+                        for (lost, key) in order.lose_waiting() {
                             prop_assert!(ended.insert(lost));
+                            key.into_iter().for_each(|key| failures.key_failed(key));
                         }
                         before.into_iter().for_each(|key| keys.entry(key).or_default().1 = true);
                     }
@@ -281,7 +242,7 @@ mod tests {
             }
             for (handle, key) in on_the_way {
                 prop_assert!(ended.insert(handle));
-                for lost in order.failed(key) {
+                for lost in order.failed(key.as_ref()) {
                     prop_assert!(ended.insert(lost));
                 }
             }
