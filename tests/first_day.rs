@@ -1,6 +1,8 @@
 //! The errors of a first day with the product. Each answer must name the problem, and what to do.
 
 use postgres::error::SqlState;
+use serde_json::Value;
+use std::collections::HashSet;
 use std::io::Write;
 use std::time::Duration;
 use support::wait::Pauses;
@@ -150,6 +152,36 @@ fn a_user_without_permission_on_the_exchange_gets_the_command_that_grants_it() {
     support::wait_healthy(&cluster, "broker");
     let after = broker.ctl(&["list_user_permissions", "relay"]);
     assert!(others.iter().all(|pattern| after.contains(pattern)), "{after}");
+}
+
+#[test]
+fn the_first_event_of_a_user_who_may_not_write_is_a_problem_at_each_look_until_it_arrives() {
+    let broker = Broker::start_sized(Size::default());
+    broker.declare_exchange("events", "topic", true);
+    broker.declare_queue("events", Value::Null);
+    broker.bind("events", "events", "#");
+    broker.add_user("relay", "guest");
+    broker.ctl(&["set_permissions", "relay", "^events$", "^$", "^$"]);
+    let url = format!("amqp://relay@127.0.0.1:{}", broker.port());
+    let cluster = unconnected_cluster(&url, "events", &[]);
+    support::wait_healthy(&cluster, "broker"); // nothing was sent yet
+    cluster.exec(DB, "select outbox_publish('T', '{}')");
+    let problem = wait_for_problem(&cluster, "broker");
+    assert!(problem.contains("lacks a permission"), "{problem}");
+    // The broker refuses it again and again, and takes the next connection each time.
+    let mut connections = HashSet::new();
+    while connections.len() < 4 {
+        let is_ok: bool = cluster.query_one(
+            DB,
+            "select bool_or(ok) or exists (select from outbox_destination_status where state <> 'down')
+             from outbox_health where \"check\" = 'broker'",
+        );
+        assert!(!is_ok, "with connection {}", connections.len());
+        connections.extend(broker.ctl(&["list_connections", "name"]).lines().map(str::to_owned));
+    }
+    broker.ctl(&["set_permissions", "relay", "^events$", "^events$", "^$"]);
+    support::wait_published(&cluster, 1);
+    support::wait_healthy(&cluster, "broker");
 }
 
 #[test]

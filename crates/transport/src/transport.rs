@@ -1,6 +1,6 @@
 //! What a transport does for a publisher. AMQP and HTTP each implement it on their configuration.
 //!
-//! The worker relies on these rules for every transport; tests/conformance.rs tests each transport for all of them:
+//! The worker relies on these rules for every transport; tests/conformance tests each transport for all of them:
 //!
 //! - Each message taken from the intake gets exactly one outcome. This includes a stop, a lost connection, and the end
 //!   of the lease.

@@ -7,7 +7,7 @@ use crate::status::{ConnectionStatus, State};
 use outbox_core::message::{Outcome, Publication};
 use outbox_core::slow_start::SlowStart;
 use outbox_transport::kind::Target;
-use outbox_transport::{Answered, ConnectionState, DownReason, NotStarted, PublisherEvent};
+use outbox_transport::{Answered, DownReason, NotStarted, PublisherEvent};
 use std::time::{Duration, Instant};
 
 /// How long to wait before another start of a publisher that could not start (no URL, no password file) or whose thread
@@ -33,6 +33,9 @@ pub struct Connection<P> {
     window: usize,
     slow_start: SlowStart,
     pub status: ConnectionStatus,
+    /// How sending failed; None = since then a message was answered, or there was none to send. That a connection is there
+    /// again says nothing of it.
+    failure: Option<ConnectionStatus>,
 }
 
 impl<P: DestinationPublisher> Connection<P> {
@@ -51,13 +54,26 @@ impl<P: DestinationPublisher> Connection<P> {
             window,
             slow_start: SlowStart::full(window),
             status: ConnectionStatus::plain(State::Starting, None),
+            failure: None,
         }
+    }
+
+    /// The status, or while there is a connection the failure that no message has disproved.
+    pub fn known_status(&self) -> &ConnectionStatus {
+        let is_trying = matches!(self.status.state, State::Connected | State::Connecting);
+        self.failure.as_ref().filter(|_| is_trying).unwrap_or(&self.status)
+    }
+
+    /// Records that there is no message to send.
+    pub fn prove(&mut self) {
+        self.failure = None;
     }
 
     /// Takes over new settings. Closes the connection if the target or a file that it reads has changed.
     pub fn reconfigure(&mut self, target: Result<Target, String>, now: Instant) {
         if target != self.target || self.is_outdated() {
             self.target = target;
+            self.failure = None;
             self.slow_start = SlowStart::full(self.window);
             self.close("the settings of the broker changed", now);
         }
@@ -168,11 +184,21 @@ impl<P: DestinationPublisher> Connection<P> {
         let peer = self.target.as_ref().ok().map(Target::peer);
         for event in publisher.drain() {
             match event {
-                PublisherEvent::Outcomes(more) => outcomes.extend(more),
+                PublisherEvent::Outcomes(more) => {
+                    if more.iter().any(|answered| proves(&answered.outcome)) {
+                        self.failure = None;
+                    }
+                    outcomes.extend(more);
+                }
                 PublisherEvent::State(_) if self.closing.is_some() => {}
                 PublisherEvent::State(state) => {
-                    is_down |= matches!(state, ConnectionState::Down { .. });
-                    self.status = ConnectionStatus::of(state, peer);
+                    let before = std::mem::replace(&mut self.status, ConnectionStatus::of(state, peer));
+                    if self.status.state == State::Down {
+                        is_down = true;
+                        if matches!(before.state, State::Connected | State::Blocked) {
+                            self.failure = Some(self.status.clone());
+                        }
+                    }
                 }
                 PublisherEvent::Ended(why) => ended = Some(why),
             }
@@ -219,4 +245,12 @@ impl<P: DestinationPublisher> Connection<P> {
         };
         publisher.drain().into_iter().flat_map(outcomes).collect()
     }
+}
+
+/// Whether the outcome shows that messages reach the peer, and that it takes some.
+fn proves(outcome: &Outcome) -> bool {
+    matches!(
+        outcome,
+        Outcome::Confirmed | Outcome::Failed { .. } | Outcome::Refused { .. } | Outcome::Returned { .. }
+    )
 }

@@ -213,7 +213,7 @@ impl<R: Runtime> Destination<R> {
     pub fn condition(&self) -> Condition<'_> {
         Condition {
             name: &self.name,
-            status: self.report.reported.as_ref().unwrap_or(&self.connection.status),
+            status: self.report.reported.as_ref().unwrap_or(self.connection.known_status()),
             since: self.report.since,
             in_flight: self.outstanding(),
         }
@@ -332,14 +332,13 @@ impl<R: Runtime> Destination<R> {
             (true, _) => match self.awaits_standbys(common) {
                 Some(awaited) => ConnectionStatus::standby(awaited),
                 None if self.has_lacked_memory(common) => ConnectionStatus::memory(common.memory.bytes()),
-                None => self.connection.status.clone(),
+                None => self.connection.known_status().clone(),
             },
             (false, None) => ConnectionStatus::plain(off, None),
             (false, why) => ConnectionStatus::plain(State::NotAdopted, why.cloned()),
         };
-        let (connection, kind) = (&self.connection.status, self.kind());
-        self.report
-            .report(&common.runtime, &self.name, status, connection, kind)
+        let kind = self.kind();
+        self.report.report(&common.runtime, &self.name, status, kind)
     }
 
     /// Begins to end a dropped destination.
@@ -431,7 +430,6 @@ impl<R: Runtime> Destination<R> {
         let now = common.runtime.now();
         for Answered { handle, outcome, at } in outcomes {
             let age = now.saturating_duration_since(at);
-            self.report.answered(&outcome);
             if outcome == Outcome::Confirmed
                 && let Some(pointer) = self.engine.pointer(handle)
             {
@@ -754,7 +752,9 @@ impl<R: Runtime> Destination<R> {
         }
         // A claim of one row may have read an empty lane while messages wait in another, so `wants_more`.
         let has_none = result.messages == 0 && !self.engine.wants_more() && self.engine.outstanding() == 0;
-        self.report.is_proven |= has_none && !self.engine.has_put_off(now_ms);
+        if has_none && !self.engine.has_put_off(now_ms) {
+            self.connection.prove();
+        }
         Ok(result.messages)
     }
 

@@ -3,9 +3,7 @@
 
 use crate::runtime::Runtime;
 use crate::status::{ConnectionStatus, State, StatusReason};
-use outbox_core::message::Outcome;
 use outbox_core::words::Word;
-use outbox_transport::DownReason;
 use outbox_transport::kind::Kind;
 use std::time::Instant;
 
@@ -14,10 +12,6 @@ pub struct StatusReport {
     pub reported: Option<ConnectionStatus>,
     /// When the reported state last changed.
     pub since: Instant,
-    /// Whether the state "connected" is proven: since the last failure the receiver has answered a message, or there
-    /// was none to send. False only for a kind that does not connect first, and for a broker whose queue refused messages:
-    /// there "connected" means just that the wait after a failure is over.
-    pub is_proven: bool,
     /// Whether a session requested a recheck of the connection.
     pub wants_recheck: bool,
     /// When this worker received the request for a recheck, in µs since 1970. Until it is answered, the next known
@@ -30,7 +24,6 @@ impl StatusReport {
         Self {
             reported: None,
             since: now,
-            is_proven: true,
             wants_recheck: false,
             requested_at_us: None,
         }
@@ -47,32 +40,17 @@ impl StatusReport {
         self.requested_at_us = Some(now_us);
     }
 
-    /// The destination answered a message.
-    pub fn answered(&mut self, outcome: &Outcome) {
-        self.is_proven |= matches!(
-            outcome,
-            Outcome::Confirmed | Outcome::Failed { .. } | Outcome::Refused { .. }
-        );
-    }
-
-    /// Reports `status` if it is news, and returns whether it is; outbox_health shows it. `connection` is the state of
-    /// the connection, which may be another: a paused destination stays connected.
+    /// Reports `status` if it is news, and returns whether it is; outbox_health shows it.
     pub fn report<R: Runtime>(
         &mut self,
         runtime: &R,
         destination: &str,
         status: ConnectionStatus,
-        connection: &ConnectionStatus,
         kind: &Kind,
     ) -> Result<bool, R::Error> {
-        if connection.state == State::Down {
-            let is_refused = connection.reason == Some(StatusReason::Down(DownReason::QueueRefused));
-            self.is_proven = kind.connects_first && !is_refused;
-        }
-        // Between two failed attempts the reason of the failure says more than "connecting", or than "connected" before
-        // a receiver has answered.
-        let is_trying = status.state == State::Connecting || (status.state == State::Connected && !self.is_proven);
-        let is_trying_again = is_trying && self.reported.as_ref().is_some_and(|r| r.state == State::Down);
+        // Between two failed attempts the reason of the failure says more than "connecting".
+        let is_trying_again =
+            status.state == State::Connecting && self.reported.as_ref().is_some_and(|r| r.state == State::Down);
         let is_known = !status.state.is_undecided();
         let requested_at_us = self.requested_at_us.filter(|_| is_known);
         let is_new = self.reported.as_ref() != Some(&status);

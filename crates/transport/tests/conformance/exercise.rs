@@ -1,35 +1,38 @@
-//! What a worker relies on with every transport. The same tests run over AMQP and over HTTP, each against a peer that
-//! treats messages as the test demands. src/transport.rs states the promises.
+//! The rules: what a worker relies on with every transport, whatever its kind. Each is run against a peer that treats
+//! messages as the rule demands. src/transport.rs states the promises.
 
-mod support;
-
+use crate::support::receiver::of_key;
+use crate::support::{DEADLINE, Desk, NEVER, refusing, resolver, useless};
 use ::support::chaos::{Dice, seeds};
-use outbox_transport::{
-    AllowList, AmqpConfig, ConnectionState, Deadline, DownReason, Endpoint, HttpConfig, MIN_SEND_RATE, Outcome,
-    Publication, Publishers, Waker,
-};
+use outbox_transport::{ConnectionState, Deadline, DownReason, MIN_SEND_RATE, Outcome, Publication, Publishers, Waker};
 use std::collections::{HashMap, HashSet};
-use std::net::{Shutdown, TcpListener};
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::{Duration, Instant};
-use support::peer::{self, CONNECTION, short};
-use support::receiver::{Receiver, Reply, Request, of_key, status, with};
-use support::{DEADLINE, Desk, NEVER, SlowReader, refusing, resolver, useless};
 
-/// Runs each test for each transport.
-macro_rules! for_each_transport {
-    ($($test:ident),* $(,)?) => {
-        mod amqp {
-            $(#[test] fn $test() { super::$test::<super::Amqp>(); })*
-        }
-        mod http {
-            $(#[test] fn $test() { super::$test::<super::Http>(); })*
+/// Runs each rule for a kind of peer: `exercise!(amqp: Amqp)` makes a module of tests.
+macro_rules! exercise {
+    ($kind:ident: $exercised:ty) => {
+        mod $kind {
+            $crate::exercise::for_each_rule!($exercised);
         }
     };
 }
+pub(crate) use exercise;
 
-for_each_transport! {
+macro_rules! rules {
+    ($($rule:ident,)*) => {
+        macro_rules! for_each_rule {
+            ($exercised:ty) => {
+                $(#[test] fn $rule() { $crate::exercise::$rule::<$exercised>(); })*
+            };
+        }
+        pub(crate) use for_each_rule;
+    };
+}
+
+rules! {
     each_message_is_confirmed_once_and_the_messages_of_a_key_go_in_order,
     no_more_than_the_window_is_on_its_way,
     after_a_stop_request_no_message_goes_and_each_is_answered,
@@ -53,9 +56,9 @@ for_each_transport! {
     a_name_that_moves_under_load_is_followed_and_no_message_is_lost_or_reordered,
 }
 
-// ---- the tests ------------------------------------------------------------------------------------------------------
+// ---- the rules ------------------------------------------------------------------------------------------------------
 
-fn each_message_is_confirmed_once_and_the_messages_of_a_key_go_in_order<T: Transport>() {
+pub fn each_message_is_confirmed_once_and_the_messages_of_a_key_go_in_order<T: Exercised>() {
     let peer = Peer::new(|_| Act::Confirm);
     let mut desk = Desk::start(T::start(&peer).config());
     desk.until_connected();
@@ -81,7 +84,7 @@ fn each_message_is_confirmed_once_and_the_messages_of_a_key_go_in_order<T: Trans
     assert_eq!(arrived, (0..300).collect::<Vec<_>>());
 }
 
-fn an_address_that_is_not_allowed_gets_nothing<T: Transport>() {
+pub fn an_address_that_is_not_allowed_gets_nothing<T: Exercised>() {
     let peer = Peer::new(|_| Act::Confirm);
     let mut desk = Desk::start(T::start(&peer).confined());
     desk.publish(vec![of_key(1, "k")]);
@@ -92,7 +95,7 @@ fn an_address_that_is_not_allowed_gets_nothing<T: Transport>() {
     assert!(peer.arrived().is_empty());
 }
 
-fn a_host_is_reached_although_its_first_address_is_of_no_use<T: Transport>() {
+pub fn a_host_is_reached_although_its_first_address_is_of_no_use<T: Exercised>() {
     for (what, port) in useless() {
         let peer = Peer::new(|_| Act::Confirm);
         let transport = T::start(&peer);
@@ -108,7 +111,7 @@ fn a_host_is_reached_although_its_first_address_is_of_no_use<T: Transport>() {
     }
 }
 
-fn the_error_names_each_address_that_was_tried<T: Transport>() {
+pub fn the_error_names_each_address_that_was_tried<T: Exercised>() {
     let ports = [refusing(), refusing()];
     let config = T::at(1).named("broker.test", DEADLINE, NEVER);
     let mut desk = Desk::resolving(config, resolver(move |_| ports.to_vec()));
@@ -121,7 +124,7 @@ fn the_error_names_each_address_that_was_tried<T: Transport>() {
     }
 }
 
-fn names_whose_lookup_hangs_leave_other_destinations_alone<T: Transport>() {
+pub fn names_whose_lookup_hangs_leave_other_destinations_alone<T: Exercised>() {
     let peer = Peer::new(|_| Act::Confirm);
     let transport = T::start(&peer);
     let port = transport.port();
@@ -150,7 +153,7 @@ fn names_whose_lookup_hangs_leave_other_destinations_alone<T: Transport>() {
     drop(hanging);
 }
 
-fn a_lookup_that_takes_longer_than_a_connect_may_is_used_by_the_next<T: Transport>() {
+pub fn a_lookup_that_takes_longer_than_a_connect_may_is_used_by_the_next<T: Exercised>() {
     let peer = Peer::new(|_| Act::Confirm);
     let transport = T::start(&peer);
     let (port, patience) = (transport.port(), Duration::from_millis(500));
@@ -171,7 +174,7 @@ fn a_lookup_that_takes_longer_than_a_connect_may_is_used_by_the_next<T: Transpor
     desk.stop();
 }
 
-fn a_name_that_moves_under_load_is_followed_and_no_message_is_lost_or_reordered<T: Transport>() {
+pub fn a_name_that_moves_under_load_is_followed_and_no_message_is_lost_or_reordered<T: Exercised>() {
     let arrived: Arc<Mutex<Vec<(char, u64)>>> = Arc::default();
     let [(blue, blue_port), (green, green_port)] = ['b', 'g'].map(|name| {
         let arrived = Arc::clone(&arrived);
@@ -220,7 +223,7 @@ fn a_name_that_moves_under_load_is_followed_and_no_message_is_lost_or_reordered<
     }
 }
 
-fn no_more_than_the_window_is_on_its_way<T: Transport>() {
+pub fn no_more_than_the_window_is_on_its_way<T: Exercised>() {
     let (peer, mut desk) = full_window::<T>();
     assert_stays_at::<T>(&peer, 1 + WINDOW);
     peer.release();
@@ -229,7 +232,7 @@ fn no_more_than_the_window_is_on_its_way<T: Transport>() {
     assert!(desk.outcomes.values().all(|outcome| *outcome == Outcome::Confirmed));
 }
 
-fn after_a_stop_request_no_message_goes_and_each_is_answered<T: Transport>() {
+pub fn after_a_stop_request_no_message_goes_and_each_is_answered<T: Exercised>() {
     let (peer, mut desk) = full_window::<T>();
     desk.publisher.request_stop(DEADLINE);
     desk.until_answered(13 - WINDOW); // messages that were not sent are lost at once
@@ -253,7 +256,7 @@ fn after_a_stop_request_no_message_goes_and_each_is_answered<T: Transport>() {
     );
 }
 
-fn a_lost_connection_is_reported_before_the_outcomes_of_its_messages<T: Transport>() {
+pub fn a_lost_connection_is_reported_before_the_outcomes_of_its_messages<T: Exercised>() {
     let peer = Peer::new(|handle| if handle == 2 { Act::HangUp } else { Act::Confirm });
     let mut desk = Desk::start(T::start(&peer).config());
     desk.until_connected();
@@ -280,7 +283,7 @@ fn a_lost_connection_is_reported_before_the_outcomes_of_its_messages<T: Transpor
     assert_eq!(desk.outcomes[&6], Outcome::Confirmed);
 }
 
-fn no_message_overtakes_a_lost_one_that_the_worker_has_not_drained<T: Transport>() {
+pub fn no_message_overtakes_a_lost_one_that_the_worker_has_not_drained<T: Exercised>() {
     let peer = Peer::new(|handle| if handle == 1 { Act::HangUp } else { Act::Confirm });
     let mut desk = Desk::start(T::start(&peer).config());
     desk.until_connected();
@@ -312,7 +315,7 @@ fn no_message_overtakes_a_lost_one_that_the_worker_has_not_drained<T: Transport>
     assert_eq!(arrived, HashSet::from([0, 1, next]));
 }
 
-fn no_message_goes_after_the_deadline_until_a_new_one_is_set<T: Transport>() {
+pub fn no_message_goes_after_the_deadline_until_a_new_one_is_set<T: Exercised>() {
     let peer = Peer::new(|_| Act::Confirm);
     let transport = T::start(&peer);
     let deadline = transport.deadline();
@@ -334,7 +337,7 @@ fn no_message_goes_after_the_deadline_until_a_new_one_is_set<T: Transport>() {
     assert_eq!(peer.arrived(), [0, last]);
 }
 
-fn no_message_goes_while_the_peer_accepts_none<T: Transport>() {
+pub fn no_message_goes_while_the_peer_accepts_none<T: Exercised>() {
     let peer = Peer::new(|handle| if handle == 1 { Act::Block } else { Act::Confirm });
     let transport = T::start(&peer);
     let deadline = transport.deadline();
@@ -377,7 +380,7 @@ fn confirmed_after(desk: &mut Desk, mut handle: u64) -> u64 {
     handle
 }
 
-fn a_message_without_an_answer_holds_back_its_key_at_most<T: Transport>() {
+pub fn a_message_without_an_answer_holds_back_its_key_at_most<T: Exercised>() {
     let peer = Peer::new(|handle| if handle == 1 { Act::Hold } else { Act::Confirm });
     let mut desk = Desk::start(T::start(&peer).config());
     desk.until_connected();
@@ -398,7 +401,7 @@ fn a_message_without_an_answer_holds_back_its_key_at_most<T: Transport>() {
     }
 }
 
-fn a_message_that_is_refused_speaks_for_no_other_key<T: Transport>() {
+pub fn a_message_that_is_refused_speaks_for_no_other_key<T: Exercised>() {
     let is_refused = |handle| handle % 5 == 4;
     let peer = Peer::new(move |handle| if is_refused(handle) { Act::Refuse } else { Act::Confirm });
     let mut desk = Desk::start(T::start(&peer).config());
@@ -418,7 +421,7 @@ fn a_message_that_is_refused_speaks_for_no_other_key<T: Transport>() {
     assert!(!desk.states.iter().any(is_down), "{:?}", desk.states);
 }
 
-fn an_answer_that_cannot_be_read_counts_for_its_message_and_the_next_ones_go<T: Transport>() {
+pub fn an_answer_that_cannot_be_read_counts_for_its_message_and_the_next_ones_go<T: Exercised>() {
     let peer = Peer::new(|handle| if handle == 1 { Act::Garble } else { Act::Confirm });
     let mut desk = Desk::start(T::start(&peer).config());
     desk.until_connected();
@@ -437,7 +440,7 @@ fn an_answer_that_cannot_be_read_counts_for_its_message_and_the_next_ones_go<T: 
     assert_eq!(peer.arrived(), [0, 1, last]);
 }
 
-fn a_peer_that_never_answers_is_given_up_in_time<T: Transport>() {
+pub fn a_peer_that_never_answers_is_given_up_in_time<T: Exercised>() {
     let peer = Peer::new(|_| Act::Hold);
     let mut desk = Desk::start(T::start(&peer).of_limits(SOON, MIN_SEND_RATE));
     desk.until_connected();
@@ -452,7 +455,7 @@ fn a_peer_that_never_answers_is_given_up_in_time<T: Transport>() {
     desk.stop();
 }
 
-fn a_message_whose_bytes_take_longer_than_the_timeout_goes_once_as_do_those_behind_it<T: Transport>() {
+pub fn a_message_whose_bytes_take_longer_than_the_timeout_goes_once_as_do_those_behind_it<T: Exercised>() {
     let peer = Peer::slow();
     let mut desk = Desk::start(T::start(&peer).of_limits(IN_TIME, MIN_SEND_RATE));
     desk.until_connected();
@@ -473,7 +476,7 @@ fn a_message_whose_bytes_take_longer_than_the_timeout_goes_once_as_do_those_behi
     assert!(!desk.states.iter().any(is_down), "{:?}", desk.states);
 }
 
-fn a_peer_that_takes_bytes_below_the_lowest_rate_is_given_up_in_time<T: Transport>() {
+pub fn a_peer_that_takes_bytes_below_the_lowest_rate_is_given_up_in_time<T: Exercised>() {
     let peer = Peer::slow();
     let mut desk = Desk::start(T::start(&peer).of_limits(IN_TIME, u32::MAX));
     desk.until_connected();
@@ -487,7 +490,7 @@ fn a_peer_that_takes_bytes_below_the_lowest_rate_is_given_up_in_time<T: Transpor
     assert!(peer.arrived().is_empty(), "{:?}", peer.arrived());
 }
 
-fn a_stop_ends_in_time_with_each_message_answered_whatever_the_peer_does<T: Transport>() {
+pub fn a_stop_ends_in_time_with_each_message_answered_whatever_the_peer_does<T: Exercised>() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap(); // connections wait to be accepted
     let port = |listener: &TcpListener| listener.local_addr().unwrap().port();
     let closed_port = TcpListener::bind("127.0.0.1:0")
@@ -514,7 +517,7 @@ fn a_stop_ends_in_time_with_each_message_answered_whatever_the_peer_does<T: Tran
     }
 }
 
-fn the_messages_of_a_key_arrive_in_order_whatever_is_lost<T: Transport>() {
+pub fn the_messages_of_a_key_arrive_in_order_whatever_is_lost<T: Exercised>() {
     for seed in seeds(4) {
         let dice = Mutex::new(Dice::new(seed));
         let peer = Peer::new(move |_| match dice.lock().unwrap().below(12) {
@@ -617,7 +620,7 @@ fn is_blocked(state: &ConnectionState) -> bool {
 }
 
 /// The first of 13 messages is confirmed. Then a window of messages has arrived, and the peer holds them.
-fn full_window<T: Transport>() -> (Arc<Peer>, Desk) {
+fn full_window<T: Exercised>() -> (Arc<Peer>, Desk) {
     let peer = Peer::new(|handle| if handle == 0 { Act::Confirm } else { Act::Hold });
     let mut desk = Desk::start(T::start(&peer).of_window(WINDOW));
     desk.until_connected();
@@ -630,7 +633,7 @@ fn full_window<T: Transport>() -> (Arc<Peer>, Desk) {
 
 /// Asserts that no more than this number of messages has arrived after another publisher has connected and has had a
 /// message confirmed. A message that the first one sends takes less.
-fn assert_stays_at<T: Transport>(peer: &Peer, count: usize) {
+fn assert_stays_at<T: Exercised>(peer: &Peer, count: usize) {
     let mut other = Desk::start(T::start(&Peer::new(|_| Act::Confirm)).config());
     other.until_connected();
     other.publish(vec![of_key(0, "k")]);
@@ -644,7 +647,7 @@ fn assert_stays_at<T: Transport>(peer: &Peer, count: usize) {
 
 /// What a peer does with a message that has arrived.
 #[derive(Clone, Copy)]
-enum Act {
+pub enum Act {
     Confirm,
     /// Confirms the message when the test releases it.
     Hold,
@@ -659,9 +662,9 @@ enum Act {
 }
 
 /// The messages that have arrived, and what the peer does with each.
-struct Peer {
+pub struct Peer {
     act: Box<dyn Fn(u64) -> Act + Send + Sync>,
-    is_slow: bool,
+    pub is_slow: bool,
     state: Mutex<PeerState>,
     changed: Condvar,
 }
@@ -692,7 +695,7 @@ impl Peer {
     }
 
     /// Records a message that has arrived.
-    fn takes(&self, body: &[u8]) -> Act {
+    pub fn takes(&self, body: &[u8]) -> Act {
         let word = body
             .strip_prefix(b"body ")
             .and_then(|rest| rest.split(|byte| *byte == b' ').next());
@@ -717,7 +720,7 @@ impl Peer {
         self.changed.notify_all();
     }
 
-    fn until_released(&self) {
+    pub fn until_released(&self) {
         self.wait(|state| state.is_released);
     }
 
@@ -731,8 +734,8 @@ impl Peer {
     }
 }
 
-/// A peer of one transport, and the configuration to reach it.
-trait Transport: Sized {
+/// A peer of one kind, and the configuration to reach it.
+pub trait Exercised: Sized {
     fn start(peer: &Arc<Peer>) -> Self;
     /// Connects to this port, whether or not a peer listens there.
     fn at(port: u16) -> Self;
@@ -749,166 +752,3 @@ trait Transport: Sized {
 }
 
 const SOON: Duration = Duration::from_millis(300);
-
-struct Amqp(AmqpConfig);
-
-impl Transport for Amqp {
-    fn start(peer: &Arc<Peer>) -> Self {
-        let peer = Arc::clone(peer);
-        let port = peer::broker_of_many(move |broker| {
-            broker.connect()?;
-            if peer.is_slow {
-                broker.stream = Box::new(SlowReader::new(broker.tcp.try_clone()?)?);
-            }
-            loop {
-                let got = broker.next_message_answering(|_, _| {})?;
-                let act = peer.takes(&got.body);
-                match act {
-                    Act::Confirm => broker.ack(got.tag, false)?,
-                    Act::Refuse => broker.nack(got.tag)?,
-                    Act::Garble => broker.frame(1, 0xffff, &[0xff; 64])?,
-                    Act::HangUp => return broker.tcp.shutdown(Shutdown::Both),
-                    Act::Hold | Act::Block => {
-                        if let Act::Block = act {
-                            broker.method(0, CONNECTION, 60, &short("it takes nothing"))?;
-                        }
-                        let mut later = peer::Peer::new(broker.tcp.try_clone()?, Box::new(broker.tcp.try_clone()?));
-                        later.publish_channel = broker.publish_channel;
-                        let peer = Arc::clone(&peer);
-                        std::thread::spawn(move || {
-                            peer.until_released();
-                            if let Act::Block = act {
-                                later.method(0, CONNECTION, 61, &[])?;
-                            }
-                            later.ack(got.tag, false)
-                        });
-                    }
-                }
-            }
-        });
-        Self::at(port)
-    }
-
-    fn at(port: u16) -> Self {
-        Self(AmqpConfig {
-            backoff_max: Duration::from_millis(40),
-            ..peer::config(port)
-        })
-    }
-
-    fn port(&self) -> u16 {
-        self.0.endpoints[0].port
-    }
-
-    fn deadline(&self) -> Deadline {
-        self.0.deadline.clone()
-    }
-
-    fn named(&self, host: &str, patience: Duration, life: Duration) -> impl outbox_transport::Transport {
-        let (host, port) = (host.to_owned(), self.port());
-        AmqpConfig {
-            endpoints: vec![Endpoint { host, port }],
-            connect_timeout: patience,
-            connection_life: life,
-            ..self.0.clone()
-        }
-    }
-
-    fn config(&self) -> impl outbox_transport::Transport {
-        self.0.clone()
-    }
-
-    fn of_window(&self, window: usize) -> impl outbox_transport::Transport {
-        AmqpConfig {
-            window,
-            ..self.0.clone()
-        }
-    }
-
-    fn confined(&self) -> impl outbox_transport::Transport {
-        AmqpConfig {
-            allow: AllowList::default(),
-            ..self.0.clone()
-        }
-    }
-
-    fn of_limits(&self, timeout: Duration, min_send_rate: u32) -> impl outbox_transport::Transport {
-        AmqpConfig {
-            confirm_timeout: timeout,
-            min_send_rate,
-            ..self.0.clone()
-        }
-    }
-}
-
-struct Http(HttpConfig);
-
-impl Transport for Http {
-    fn start(peer: &Arc<Peer>) -> Self {
-        let peer = Arc::clone(peer);
-        let is_slow = peer.is_slow;
-        let answer = move |request: &Request| match peer.takes(&request.body) {
-            Act::Confirm => status(200),
-            Act::Refuse => status(422),
-            Act::Garble => Reply::Close(vec![0xff; 64]),
-            Act::HangUp => Reply::Close(Vec::new()),
-            Act::Block => with(503, "retry-after: 3\r\n", ""),
-            Act::Hold => {
-                peer.until_released();
-                status(200)
-            }
-        };
-        let receiver = match is_slow {
-            true => Receiver::start_slow(answer),
-            false => Receiver::start(answer),
-        };
-        Self::at(receiver.port)
-    }
-
-    fn at(port: u16) -> Self {
-        Self(support::receiver::config(&format!("http://127.0.0.1:{port}/hook")))
-    }
-
-    fn port(&self) -> u16 {
-        self.0.address.port
-    }
-
-    fn deadline(&self) -> Deadline {
-        self.0.deadline.clone()
-    }
-
-    fn named(&self, host: &str, patience: Duration, life: Duration) -> impl outbox_transport::Transport {
-        HttpConfig {
-            connect_timeout: patience,
-            timeout: patience,
-            connection_life: life,
-            ..support::receiver::config(&format!("http://{host}:{}/hook", self.port()))
-        }
-    }
-
-    fn config(&self) -> impl outbox_transport::Transport {
-        self.0.clone()
-    }
-
-    fn of_window(&self, window: usize) -> impl outbox_transport::Transport {
-        HttpConfig {
-            window,
-            ..self.0.clone()
-        }
-    }
-
-    fn confined(&self) -> impl outbox_transport::Transport {
-        HttpConfig {
-            allow: AllowList::default(),
-            ..self.0.clone()
-        }
-    }
-
-    fn of_limits(&self, timeout: Duration, min_send_rate: u32) -> impl outbox_transport::Transport {
-        HttpConfig {
-            timeout,
-            min_send_rate,
-            ..self.0.clone()
-        }
-    }
-}
