@@ -5,7 +5,12 @@ use outbox_core::form::Form;
 use std::sync::LazyLock;
 
 /// All kinds. The settings of the server describe a destination of the first.
-pub static KINDS: &[&Kind] = &[&crate::amqp::KIND, &crate::http::KIND];
+pub static KINDS: &[&Kind] = &[
+    &crate::amqp::KIND,
+    &crate::http::KIND,
+    #[cfg(feature = "toy")]
+    &crate::toy::KIND,
+];
 
 impl Kind {
     /// The kind of a foreign data wrapper.

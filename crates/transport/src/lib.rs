@@ -26,6 +26,8 @@
 //! | `connected::session` | what goes over one connection: publish within a window, take answers, time out | `outbox-publish` |
 //! | `connected::link` | what does a kind provide for that? | `outbox-publish` |
 //! | `connected::unconfirmed` | for how long may a peer leave messages without an answer? | `outbox-publish`, pure |
+//! | `connected::dial` | how is a TCP connection made? | `outbox-publish` |
+//! | `connected::stream` | what does a kind with a protocol of its own code need? | `outbox-publish` |
 //! | `connected::attempts` | which publishes were woken? | `outbox-publish` |
 //! | `connected::idle` | which idle connections are closed? | `outbox-publish` |
 //! | [`addresses`] | which address of a host is tried next, and for how long? | any, pure |
@@ -87,11 +89,16 @@ mod ssrf;
 mod start;
 mod started;
 mod tls;
+#[cfg(feature = "toy")]
+#[path = "../tests/toy/mod.rs"]
+mod toy;
 mod transfer;
 mod transport;
 mod url;
 
 pub use amqp::{AmqpAddress, AmqpConfig, ExchangeType, parse_url};
+#[cfg(feature = "toy")]
+pub use connected::Terms;
 pub use crossing::Waker;
 pub use deadline::Deadline;
 pub use down::DownReason;
@@ -106,6 +113,8 @@ pub use secret_file::{SecretFileError, read_secret_file};
 pub use ssrf::AllowList;
 pub use started::{NotStarted, Started, Starter};
 pub use tls::{ClientCertificate, Tls, TlsError, TlsPart};
+#[cfg(feature = "toy")]
+pub use toy::ToyConfig;
 pub use transfer::MIN_SEND_RATE;
 pub use transport::Transport;
 pub use url::{Endpoint, UrlError};

@@ -2,7 +2,7 @@
 //! thread reads it.
 
 use super::url::AmqpAddress;
-use crate::connected::Terms;
+use crate::connected::{BACKOFF_MAX, BACKOFF_MIN, PATIENCE, Terms};
 use crate::deadline::Deadline;
 use crate::lookup::CONNECTION_LIFE;
 use crate::secret::Secret;
@@ -102,11 +102,11 @@ impl AmqpConfig {
             connection_life: CONNECTION_LIFE,
             confirm_timeout: Duration::from_secs(30),
             min_send_rate: MIN_SEND_RATE,
-            patience: Duration::from_secs(5),
+            patience: PATIENCE,
             window: 1000,
             connection_name: "outbox".to_owned(),
-            backoff_min: Duration::from_millis(100),
-            backoff_max: Duration::from_secs(5),
+            backoff_min: BACKOFF_MIN,
+            backoff_max: BACKOFF_MAX,
             deadline: Deadline::default(),
         }
     }

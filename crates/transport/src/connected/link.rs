@@ -16,27 +16,52 @@ pub(crate) const CAUSE_LIMIT: Duration = Duration::from_millis(100);
 
 /// The terms of a destination's connections, whatever its kind.
 #[derive(Clone, Debug)]
-pub(crate) struct Terms {
+pub struct Terms {
     /// At least one. The first is the one to connect to; after a failure the next is.
-    pub(crate) endpoints: Vec<Endpoint>,
-    pub(crate) allow: AllowList,
+    pub endpoints: Vec<Endpoint>,
+    pub allow: AllowList,
     /// The time limit for connecting to an endpoint, for all steps. Its addresses share it.
-    pub(crate) connect_timeout: Duration,
+    pub connect_timeout: Duration,
     /// After this time a connection to a host with a name is replaced.
-    pub(crate) connection_life: Duration,
+    pub connection_life: Duration,
     /// The time limit for an answer once the peer has taken the message, and before that for its next bytes.
-    pub(crate) answer_timeout: Duration,
+    pub answer_timeout: Duration,
     /// The lowest rate at which bytes extend it, in bytes a second.
-    pub(crate) min_send_rate: u32,
+    pub min_send_rate: u32,
     /// A message without an answer for this time makes the session ask whether the peer is alive: `unconfirmed`.
-    pub(crate) patience: Duration,
+    pub patience: Duration,
     /// The most messages without an answer, at least 1.
-    pub(crate) window: usize,
-    pub(crate) backoff_min: Duration,
-    pub(crate) backoff_max: Duration,
+    pub window: usize,
+    pub backoff_min: Duration,
+    pub backoff_max: Duration,
     /// No message is sent after it, and the connection is cut.
-    pub(crate) deadline: Deadline,
+    pub deadline: Deadline,
 }
+
+impl Terms {
+    /// The terms of a destination that has these endpoints.
+    #[cfg(feature = "toy")]
+    pub(crate) fn of(target: &crate::kind::Target, endpoints: Vec<Endpoint>, deadline: &Deadline) -> Self {
+        Self {
+            endpoints,
+            allow: target.allow.clone(),
+            connect_timeout: target.connect_timeout,
+            connection_life: crate::lookup::CONNECTION_LIFE,
+            answer_timeout: target.answer_timeout,
+            min_send_rate: target.min_send_rate,
+            patience: PATIENCE,
+            window: target.max_in_flight,
+            backoff_min: BACKOFF_MIN,
+            backoff_max: BACKOFF_MAX,
+            deadline: deadline.clone(),
+        }
+    }
+}
+
+/// What no option sets.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const BACKOFF_MIN: Duration = Duration::from_millis(100);
+pub(crate) const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
 /// The time limit of several steps together.
 #[derive(Clone, Copy)]

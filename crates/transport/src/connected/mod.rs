@@ -1,19 +1,28 @@
 //! What every kind needs that sends over a connection and gets an answer for each message: a window, a deadline, a grace at
-//! a stop, patience with answers, losses, endpoints in turn, and connections that are replaced. A kind provides [`link`].
+//! a stop, patience with answers, losses, endpoints in turn, and connections that are replaced. A kind provides [`link`], or
+//! a `Protocol` of `stream`.
 //!
 //! Runs on the publisher thread. `life` is the life of a destination's connections, `session` the time while one is open.
 
 mod attempts;
+mod dial;
 mod endpoints;
 mod idle;
 mod life;
 mod link;
 mod session;
+#[cfg(feature = "toy")]
+mod stream;
 mod unconfirmed;
 
 pub(crate) use attempts::{Attempts, Numbered};
+pub(crate) use dial::dial;
 pub(crate) use idle::OpenConnections;
 pub(crate) use life::keep_connected;
+pub use link::Terms;
 pub(crate) use link::{
-    Broken, CAUSE_LIMIT, Connection, Connector, Lane, LaneEvent, Limit, Progress, Taken, Terms, Wait, Wire,
+    BACKOFF_MAX, BACKOFF_MIN, Broken, CAUSE_LIMIT, Connection, Connector, Lane, LaneEvent, Limit, PATIENCE, Progress,
+    Taken, Wait, Wire,
 };
+#[cfg(feature = "toy")]
+pub(crate) use stream::{Protocol, Received, Streamed};

@@ -5,10 +5,12 @@ mod exercise;
 mod http;
 #[path = "../support/mod.rs"]
 mod support;
+mod toy;
 
 mod kinds {
     use crate::exercise::exercise;
 
     exercise!(amqp: crate::amqp::Amqp);
     exercise!(http: crate::http::Http);
+    exercise!(toy: crate::toy::Toy);
 }
