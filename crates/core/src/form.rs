@@ -19,7 +19,7 @@ pub struct Form {
     pub headers_max: usize,
     /// The name of a header as it is sent; of several that are equal then, the last in the order of bytes counts. Err: the
     /// peer has no such name. None = each name is sent as it is.
-    pub name: Option<fn(&str) -> Result<String, Refusal>>,
+    pub name: Option<SentName>,
     /// Whether the transport itself needs the header, so that no message may set it. The name is as it is sent.
     pub is_reserved: fn(&str) -> bool,
     /// Refuses a header that would make the peer refuse other messages as well. Called also at enqueue, for all kinds.
@@ -29,6 +29,9 @@ pub struct Form {
     /// Whether the value of a header can be sent.
     pub is_sendable: fn(&str) -> bool,
 }
+
+/// The name of a header as it is sent.
+type SentName = fn(&str) -> Result<String, Refusal>;
 
 impl Form {
     /// A peer with properties and typed headers under any name.

@@ -1,6 +1,5 @@
 //! Measures how many messages a second one thread makes from events: `cargo run --release -p outbox-transport --example
 //! publication_rate`. The best of many short rounds counts, because other processes use the machine too.
-#![expect(clippy::disallowed_types)] // measures
 
 use std::time::Instant;
 

@@ -43,8 +43,11 @@ pub struct Kind {
     /// The settings of the server that are options of its default destination.
     pub settings: &'static [Setting],
     /// Reads the options that only this kind has.
-    pub read: fn(server: &Options, mapping: &Options) -> Result<Arc<dyn Peer>, Refused>,
+    pub read: ReadOptions,
 }
+
+/// Reads the options of a server and of its user mapping.
+pub type ReadOptions = fn(server: &Options, mapping: &Options) -> Result<Arc<dyn Peer>, Refused>;
 
 impl PartialEq for Kind {
     fn eq(&self, other: &Self) -> bool {

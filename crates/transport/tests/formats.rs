@@ -1,6 +1,5 @@
 //! The examples in docs/formats.md are what the code makes: each follows a comment with the transport and the format.
 //! OUTBOX_ACCEPT=1 writes the output into the docs; read the diff before you commit it.
-#![expect(clippy::disallowed_methods)] // reads and writes the page
 
 use std::fmt::Write;
 use std::path::PathBuf;

@@ -36,11 +36,7 @@ pub static KIND: Kind = Kind {
 /// A URL, with the secrets of its receiver.
 struct Receiver {
     url: Option<(String, HttpAddress)>,
-    auth: HttpAuth,
-    /// The current secret first, then the older secrets that it replaces.
-    signing_secrets: Vec<Secret>,
-    /// Headers of each request whose values are secret, by their names in lower case.
-    secret_headers: Vec<(String, Secret)>,
+    secrets: Secrets,
     /// The most requests at a time.
     concurrency: usize,
     /// The longest pause that an answer can ask for.
@@ -48,17 +44,22 @@ struct Receiver {
     address: Template,
 }
 
+struct Secrets {
+    auth: HttpAuth,
+    /// The current one first, then the older ones that it replaces.
+    signing: Vec<Secret>,
+    /// Headers of each request, by their names in lower case.
+    headers: Vec<(String, Secret)>,
+}
+
 fn read(server: &Options, mapping: &Options) -> Result<Arc<dyn Peer>, Refused> {
-    let (auth, signing_secrets, secret_headers) = secrets(mapping)?;
     let concurrency = server.read("concurrency", |given| given.number(1..=64))?;
     Ok(Arc::new(Receiver {
         url: server.read("url", |given| {
             let address = given.parsed(parse_http_url(given.text), "Example: https://example.com/hooks")?;
             Ok((given.text.to_owned(), address))
         })?,
-        auth,
-        signing_secrets,
-        secret_headers,
+        secrets: secrets(mapping)?,
         concurrency: concurrency.map_or(8, |requests| requests as usize),
         retry_after_max: server
             .read("retry_after_max", |given| given.duration(0..=86_400_000))?
@@ -67,7 +68,7 @@ fn read(server: &Options, mapping: &Options) -> Result<Arc<dyn Peer>, Refused> {
     }))
 }
 
-fn secrets(mapping: &Options) -> Result<(HttpAuth, Vec<Secret>, Vec<(String, Secret)>), Refused> {
+fn secrets(mapping: &Options) -> Result<Secrets, Refused> {
     let secret = |name| mapping.text(name).map(Secret::new);
     let auth = match (mapping.text("user"), secret("password"), secret("bearer_token")) {
         (Some(user), Some(password), None) => HttpAuth::Basic {
@@ -81,15 +82,15 @@ fn secrets(mapping: &Options) -> Result<(HttpAuth, Vec<Secret>, Vec<(String, Sec
             return Err(refused("user", "it does not fit the other options", hint));
         }
     };
-    let signing_secrets = mapping.text("signing_secret").unwrap_or_default().split_whitespace();
-    let signing_secrets: Vec<Secret> = signing_secrets.map(Secret::new).collect();
-    if mapping.has("signing_secret") && signing_secrets.is_empty() {
+    let signing = mapping.text("signing_secret").unwrap_or_default().split_whitespace();
+    let signing: Vec<Secret> = signing.map(Secret::new).collect();
+    if mapping.has("signing_secret") && signing.is_empty() {
         return Err(refused("signing_secret", "it is empty", "Leave it out instead."));
     }
     const HEADERS: &str = r#"{"x-api-key": "the key"}"#;
     let headers = mapping.read("headers", |given| secret_headers(given.texts(HEADERS)?))?;
     let headers = headers.unwrap_or_default();
-    check_credentials(&auth, &signing_secrets, &headers).map_err(|(name, why)| {
+    check_credentials(&auth, &signing, &headers).map_err(|(name, why)| {
         let hint = match name {
             "signing_secret" => {
                 "Use whsec_ followed by 24 to 64 bytes in base64. To rotate it, give the new secret, a space and the old one."
@@ -100,7 +101,7 @@ fn secrets(mapping: &Options) -> Result<(HttpAuth, Vec<Secret>, Vec<(String, Sec
         };
         refused(name, why, hint)
     })?;
-    Ok((auth, signing_secrets, headers))
+    Ok(Secrets { auth, signing, headers })
 }
 
 /// The option `headers` of a user mapping. Its values are no templates: a key may have any characters. No error repeats
@@ -155,9 +156,9 @@ impl Peer for Receiver {
             .ok_or("the option url is missing: there is no URL to post to")?;
         let tls = start.tls(&target.certificates)?;
         Ok(start.publisher(HttpConfig {
-            auth: self.auth.clone(),
-            signing_secrets: self.signing_secrets.clone(),
-            secret_headers: self.secret_headers.clone(),
+            auth: self.secrets.auth.clone(),
+            signing_secrets: self.secrets.signing.clone(),
+            secret_headers: self.secrets.headers.clone(),
             tls,
             allow: target.allow.clone(),
             connect_timeout: target.connect_timeout,
