@@ -81,11 +81,11 @@ fn on_a_terminal_the_page_stays_until_enter_and_two_clicks_retry_the_dead_letter
         .expect("the server that the demo names");
     let of_the_page = [("Sec-Fetch-Site", "same-origin")]; // as a browser sends it
     let get = |path: &str| -> Answer { ask(port, "GET", path, &of_the_page, "") };
-    let message = "/message/4?destination=warehouse";
+    let message = "message/4?destination=warehouse";
     wait_until("the page to lead to the dead letter", LONG, || {
         get("/").body.contains(&format!("href=\"{message}\""))
     });
-    let shown = get(message).body;
+    let shown = get(&format!("/{message}")).body;
     assert!(shown.contains("Retry now"), "{shown}");
     let token = between(&shown, "name=\"form_token\" value=\"", "\"").expect("a form");
     let headers = [

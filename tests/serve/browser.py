@@ -547,7 +547,7 @@ def a_message_that_failed_and_waits_for_its_next_attempt(browser):
     sql("update outbox_waiting set attempts = 3 where destination = 'slow'")
     alert = page.locator(".alerts li", has_text="Retrying")
     expect(alert).to_contain_text("unroutable")
-    expect(alert.get_by_role("link", name="See them")).to_have_attribute("href", "/messages?tab=retrying")
+    expect(alert.get_by_role("link", name="See them")).to_have_attribute("href", "messages?tab=retrying")
     tabs = new_page(browser)
     open_page(tabs, "/messages?tab=retrying")
     expect(tabs.locator("nav.tabs .warn")).to_have_text("1")

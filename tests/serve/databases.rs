@@ -48,11 +48,11 @@ fn a_list_leads_to_the_pages_of_each_database_and_these_lead_back() {
         let list = monitor.page(&format!("{prefix}/"));
         for (database, path) in [(DB, "/db/postgres"), (OTHER, OTHER_PATH)] {
             let line = line(&list, database);
-            assert!(line.contains(&format!("href=\"{BASE}{path}/\"")), "{line}");
+            assert!(line.contains(&format!("href=\"{}/\"", &path[1..])), "{line}");
             assert!(line.contains("data-label=\"Dead\">1<"), "{line}");
             let page = monitor.page(&format!("{prefix}{path}/"));
             assert!(
-                page.contains(&format!("href=\" {BASE}/\" title=\"all databases\">‹ {database}</a>")),
+                page.contains(&format!("href=\"{BASE}/\" title=\"all databases\">‹ {database}</a>")),
                 "{page}"
             );
             assert!(page.contains(&format!("{database} · Overview")), "{page}");
@@ -71,12 +71,9 @@ fn a_list_leads_to_the_pages_of_each_database_and_these_lead_back() {
         assert_eq!(monitor.follow(path).status, 404, "{path}");
     }
     let data = first_event(&monitor, "/events?page=other");
-    assert!(data.contains(&format!("href=\\\"{BASE}{OTHER_PATH}/")), "{data}");
+    assert!(data.contains(&format!("href=\\\"{}/", &OTHER_PATH[1..])), "{data}");
     let data = first_event(&monitor, &format!("{OTHER_PATH}/events?page=overview"));
-    assert!(
-        data.contains(&format!("href=\\\"{BASE}{OTHER_PATH}/messages")),
-        "{data}"
-    );
+    assert!(data.contains("href=\\\"messages"), "{data}");
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn reasons_in(monitor: &Monitor, tab: &str, destination: &str) -> Vec<(i64, Stri
         rest.split(to).next().unwrap_or_default().to_owned()
     };
     rows.map(|row| {
-        let seq = part(row, "<a href=\"/message/", "?").parse().expect("a seq");
+        let seq = part(row, "<a href=\"message/", "?").parse().expect("a seq");
         (seq, part(row, "data-label=\"Waits because\">", "<"))
     })
     .collect()

@@ -32,8 +32,9 @@ const SESSION_IDLE_MAX: Duration = Duration::from_secs(12 * 3600);
 const SESSIONS_MAX: NonZeroUsize = NonZeroUsize::new(1000).expect("not zero");
 
 /// No resources from other origins, and nothing inline: a payload or an error can never become script or style.
+/// The links of a page are relative to its `base` element, which is of this origin.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
-     connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
+     connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'self'";
 
 /// The longest form: the most messages that can be selected.
 const FORM_MAX_BYTES: usize = 128 * 1024;
@@ -297,7 +298,8 @@ async fn admit(access: &Access, request: &Parts) -> Result<Option<Viewer>, Respo
         let wants_page = text(headers, &header::ACCEPT).is_some_and(|accept| accept.contains("text/html"));
         return Err(if wants_page && !changes {
             let to = request.uri.path_and_query().map_or("/", |to| to.as_str());
-            Redirect::to(&format!("/login?to={}", super::format::encode(to))).into_response()
+            let base = request.extensions.get::<BasePath>().cloned().unwrap_or_default();
+            Redirect::to(&base.to(&format!("login?to={}", super::format::encode(to)))).into_response()
         } else {
             let ask = [(header::WWW_AUTHENTICATE, "Bearer realm=\"outbox\"")];
             (StatusCode::UNAUTHORIZED, ask, "Log in, or send the token as Bearer.\n").into_response()

@@ -19,7 +19,7 @@ use crate::operation::{OperatorAction, run};
 use crate::queries::state::MessageStatus;
 use axum::extract::{Form, Path};
 use axum::http::Method;
-use axum::response::{IntoResponse, Redirect, Response};
+use axum::response::{IntoResponse, Response};
 use maud::html;
 use outbox_core::words::Word;
 
@@ -33,7 +33,7 @@ const SELECTED_MAX: usize = 200;
 /// The address of the form that acts on a message.
 pub fn act_path(verb: Verb, seq: i64, destination: &str) -> String {
     let message = encode(&format!("{seq} {destination}"));
-    format!("/act/message?verb={}&m={message}", verb.name())
+    format!("act/message?verb={}&m={message}", verb.name())
 }
 
 /// What a request asks for.
@@ -67,7 +67,7 @@ async fn answer(context: &PageContext, is_form: bool, what: &str, fields: &Field
 pub async fn done(context: PageContext, Form(fields): Form<Fields>) -> Response {
     let n = fields.get("n").parse().unwrap_or_default();
     let body = html! {
-        p { "The " a href="/audit" { "audit" } " has the record. " a href=(MessageStatus::Dead.path()) { "See the dead letters" } " or "
+        p { "The " a href="audit" { "audit" } " has the record. " a href=(MessageStatus::Dead.path()) { "See the dead letters" } " or "
             a href=(MessageStatus::Ready.path()) { "what is ready" } "." }
     };
     context.answer(verb(&fields).map(|verb| {
@@ -172,7 +172,7 @@ impl<'a> MonitorAction<'a> {
                     ul { @for OperatorAction { seq, destination: to, .. } in actions { li {
                         @match seq {
                             Some(seq) => { a href=(message_path(*seq, to)) { (seq) } " to " (to) }
-                            None => { a href="/destinations" { "Back to the destinations" } }
+                            None => { a href="destinations" { "Back to the destinations" } }
                         }
                     } } }
                 };
@@ -216,7 +216,7 @@ impl<'a> MonitorAction<'a> {
         };
         let changed = change(context, &calls).await?;
         let to = match self {
-            Self::Each(actions) if actions[0].seq.is_none() => "/destinations".to_owned(),
+            Self::Each(actions) if actions[0].seq.is_none() => "destinations".to_owned(),
             Self::Each(_) if changed == 0 => {
                 let gone = "the message no longer exists, or cannot be changed now";
                 let hint = "Open it again: it may be delivered by now, or wait behind another message of its key.";
@@ -233,9 +233,9 @@ impl<'a> MonitorAction<'a> {
             {
                 message_path(*seq, destination)
             }
-            _ => format!("/act/done?verb={}&n={changed}", self.verb().name()),
+            _ => format!("act/done?verb={}&n={changed}", self.verb().name()),
         };
-        Ok(Redirect::to(&to).into_response())
+        Ok(context.request.redirect(&to))
     }
 }
 

@@ -57,7 +57,7 @@ fn shown(context: &PageContext, mut entries: Vec<AuditEntry>) -> Markup {
             } } }
         } } }
         @if let Some(last) = entries.last().filter(|_| has_more) {
-            p.pages { a.button rel="next" href={ "/audit?before=" (encode(&last.cursor)) } { "Older" } }
+            p.pages { a.button rel="next" href={ "audit?before=" (encode(&last.cursor)) } { "Older" } }
         }
     };
     context.layout(MonitorPage::Audit, "Audit", &body)

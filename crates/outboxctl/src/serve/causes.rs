@@ -139,7 +139,7 @@ impl Causes {
                         td data-label="Destination" { (cause.destination) }
                         td.time data-label=(tab.time_title()) { (distance(&cause.last_at, now_s)) }
                         @if !verbs.is_empty() { td.time data-label="Actions" { @for verb in verbs {
-                            a.button.danger[*verb == Verb::Discard] href={ "/act/bulk?verb=" (verb.name()) "&q=" (search) } { (capitalised(verb.name())) " group…" } " "
+                            a.button.danger[*verb == Verb::Discard] href={ "act/bulk?verb=" (verb.name()) "&q=" (search) } { (capitalised(verb.name())) " group…" } " "
                         } } }
                     }
                 } }

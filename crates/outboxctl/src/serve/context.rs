@@ -11,11 +11,12 @@ use crate::format::capitalised;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{Request, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Redirect, Response};
 use maud::{DOCTYPE, Markup, html};
 use outbox_core::words::Word;
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 use tokio::sync::{Semaphore, watch};
@@ -115,8 +116,29 @@ impl Fields {
     }
 }
 
-pub struct PageContext {
+/// What a request for a page has, with and without a login or a database.
+pub struct PageRequest {
     pub site: Arc<Site>,
+    /// Of the links of its answer.
+    pub base: BasePath,
+    /// The link to the page itself.
+    link: String,
+}
+
+impl FromRequestParts<Arc<Site>> for PageRequest {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, site: &Arc<Site>) -> Result<Self, Infallible> {
+        Ok(Self {
+            site: Arc::clone(site),
+            base: parts.extensions.get().cloned().unwrap_or_default(),
+            link: parts.uri.to_string().trim_start_matches('/').to_owned(),
+        })
+    }
+}
+
+pub struct PageContext {
+    pub request: PageRequest,
     pub database: Arc<Database>,
     pub view: Arc<View>,
     pub viewer: Viewer,
@@ -131,9 +153,10 @@ impl FromRequestParts<Arc<Site>> for PageContext {
         database.asked_at.send_replace(Instant::now());
         // The guard has admitted a viewer to all pages but those of the login.
         let viewer = parts.extensions.get::<Viewer>().cloned();
+        let Ok(request) = PageRequest::from_request_parts(parts, site).await;
         Ok(Self {
             viewer: viewer.ok_or(StatusCode::INTERNAL_SERVER_ERROR)?,
-            site: Arc::clone(site),
+            request,
             view: database.view(),
             database,
         })
@@ -167,7 +190,7 @@ impl PageContext {
                 p { (failure.message) "." }
                 @if let Some(detail) = &failure.detail { p { (detail) } }
                 @if let Some(hint) = &failure.hint { p.remedy { "Fix: " (hint) } }
-                p { a href="/" { "To the overview" } }
+                p { a href=(MonitorPage::Overview.path()) { "To the overview" } }
             }
         };
         let mut answer = (status, self.layout(MonitorPage::Other, title, &body)).into_response();
@@ -185,8 +208,8 @@ impl PageContext {
 
     /// A page in the frame of all pages but the login.
     pub fn frame(&self, page: MonitorPage, title: &str, body: &Markup) -> Markup {
-        let database = Some(&*self.database);
-        frame(&self.site, database, &self.view.live, &self.viewer, page, title, body)
+        let (name, live) = (Some(&*self.database.name), &self.view.live);
+        self.request.frame(name, live, &self.viewer, page, title, body)
     }
 
     /// The time of the view by the clock of the database, in seconds since 1970.
@@ -204,61 +227,66 @@ fn form_token(viewer: &Viewer) -> Markup {
     html! { input type="hidden" name="form_token" value=(viewer.form_token); }
 }
 
-/// A page of a database, or the list of the databases.
-pub fn frame(
-    site: &Site,
-    database: Option<&Database>,
-    live: &LiveParts,
-    viewer: &Viewer,
-    page: MonitorPage,
-    title: &str,
-    body: &Markup,
-) -> Markup {
-    let name = database.map(|database| database.name.as_str());
-    let pages = MonitorPage::ALL.iter().filter(|page| **page != MonitorPage::Other);
-    html! {
-        (DOCTYPE)
-        html lang="en" {
-            (head(&format!("{}{}{title}", live.problems, name.map_or_else(String::new, |name| format!("{name} · ")))))
-            body class=[viewer.may_act.then_some("may-act")] data-page=(page.name()) data-change=(live.change) {
-                a.skip href="#main" { "Skip to the content" }
-                header.top {
-                    a.brand href="/" { img src="/icon.svg" alt="" width="24" height="24"; " Outbox Monitor" }
-                    @if name.is_some() {
-                        nav aria-label="Pages" { ul {
-                            @for (index, item) in pages.enumerate() {
-                                li { a href=(item.path()) aria-current=[(*item == page).then_some("page")] data-key=(index + 1) {
-                                    (capitalised(item.name()))
-                                } }
+impl PageRequest {
+    /// Leads the browser to another page.
+    pub fn redirect(&self, link: &str) -> Response {
+        Redirect::to(&self.base.to(link)).into_response()
+    }
+
+    /// A page of the database of this name, or the list of the databases.
+    pub fn frame(
+        &self,
+        name: Option<&str>,
+        live: &LiveParts,
+        viewer: &Viewer,
+        page: MonitorPage,
+        title: &str,
+        body: &Markup,
+    ) -> Markup {
+        let pages = MonitorPage::ALL.iter().filter(|page| **page != MonitorPage::Other);
+        html! {
+            (DOCTYPE)
+            html lang="en" {
+                (head(&self.base, &format!("{}{}{title}", live.problems, name.map_or_else(String::new, |name| format!("{name} · ")))))
+                body class=[viewer.may_act.then_some("may-act")] data-page=(page.name()) data-change=(live.change) {
+                    a.skip href={ (self.link) "#main" } { "Skip to the content" }
+                    header.top {
+                        a.brand href=(MonitorPage::Overview.path()) { img src="icon.svg" alt="" width="24" height="24"; " Outbox Monitor" }
+                        @if name.is_some() {
+                            nav aria-label="Pages" { ul {
+                                @for (index, item) in pages.enumerate() {
+                                    li { a href=(item.path()) aria-current=[(*item == page).then_some("page")] data-key=(index + 1) {
+                                        (capitalised(item.name()))
+                                    } }
+                                }
+                            } }
+                        }
+                        div.state {
+                            @if let Some(name) = name {
+                                @if self.site.has_several() {
+                                    a.database href=(self.site.base.to("")) title="all databases" { "‹ " (name) }
+                                } @else { span.database title="database" { (name) } }
                             }
-                        } }
-                    }
-                    div.state {
-                        @if let Some(name) = name {
-                            @if site.has_several() {
-                                // With a blank, which browsers ignore: the base path of the database is not inserted.
-                                a.database href={ " " (site.base.as_str()) "/" } title="all databases" { "‹ " (name) }
-                            } @else { span.database title="database" { (name) } }
-                        }
-                        span #pulse data-live { (live.content(page, "pulse")) }
-                        @if let Some(name) = &viewer.name { span.who { (name) } }
-                        @if viewer.logged_in {
-                            form method="post" action="/logout" { (form_token(viewer)) button.quiet { "Log out" } }
+                            span #pulse data-live { (live.content(page, "pulse")) }
+                            @if let Some(name) = &viewer.name { span.who { (name) } }
+                            @if viewer.logged_in {
+                                form method="post" action="logout" { (form_token(viewer)) button.quiet { "Log out" } }
+                            }
                         }
                     }
-                }
-                main #main tabindex="-1" {
-                    @if page != MonitorPage::Overview { (live.element(page, "alerts")) } // there the numbers come first
-                    (body)
-                }
-                footer {
-                    span { "outboxctl " (env!("CARGO_PKG_VERSION")) }
-                    span {
-                        button.quiet.scripted #zone type="button" { "Times in UTC" }
-                        button.quiet.scripted #help-button type="button" { "Keys: ?" }
+                    main #main tabindex="-1" {
+                        @if page != MonitorPage::Overview { (live.element(page, "alerts")) } // there the numbers come first
+                        (body)
                     }
+                    footer {
+                        span { "outboxctl " (env!("CARGO_PKG_VERSION")) }
+                        span {
+                            button.quiet.scripted #zone type="button" { "Times in UTC" }
+                            button.quiet.scripted #help-button type="button" { "Keys: ?" }
+                        }
+                    }
+                    (help())
                 }
-                (help())
             }
         }
     }

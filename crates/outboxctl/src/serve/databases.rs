@@ -1,7 +1,7 @@
 //! The list of the databases, if there are several: a line for each, with what matters first, and a link to its pages.
 
 use super::access::Viewer;
-use super::context::{Database, PageContext, Site, View, frame};
+use super::context::{Database, PageContext, PageRequest, View};
 use super::format::{capped, count, distance_of, known};
 use super::live::{beat, numbered, overview_page};
 use super::overview::alerts;
@@ -10,7 +10,6 @@ use super::snapshot::{DEAD_CAP, MonitorSnapshot};
 use crate::failure::{Code, Failure};
 use crate::queries::state::Tone;
 use axum::Extension;
-use axum::extract::State;
 use axum::http::StatusCode;
 use maud::{Markup, html};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -46,17 +45,17 @@ pub fn names(databases: &[[String; 3]]) -> Result<Vec<String>, Failure> {
 
 /// The overview of the database that the path names, or of the only one. Else the list.
 pub async fn home(
-    State(site): State<Arc<Site>>,
+    request: PageRequest,
     Extension(viewer): Extension<Viewer>,
     context: Result<PageContext, StatusCode>,
 ) -> Markup {
     match context {
         Ok(context) => overview_page(&context),
         Err(_) => {
-            let live = &site.list.borrow().clone().live;
+            let live = &request.site.list.borrow().clone().live;
             let page = MonitorPage::Other;
             let body = html! { h1 { "Databases" } (live.element(page, "databases")) };
-            frame(&site, None, live, &viewer, page, "Databases", &body)
+            request.frame(None, live, &viewer, page, "Databases", &body)
         }
     }
 }
@@ -109,7 +108,7 @@ fn line(database: &Database) -> (Markup, usize) {
     let waiting = snapshot.and_then(|snapshot| snapshot.slow.waiting.as_ref());
     let line = html! {
         tr data-of=(database.name) {
-            td data-label="Database" { a href={ "/db/" (word(&database.name)) "/" } { (database.name) } }
+            td data-label="Database" { a href={ "db/" (word(&database.name)) "/" } { (database.name) } }
             td data-label="State" { (badge(state, tone)) }
             td.n data-label="Pending" { (known(snapshot.and_then(|snapshot| snapshot.status.pending), count)) }
             td.n data-label="Retrying" { (known(waiting, |waiting| waiting.shown(waiting.retrying))) }

@@ -86,7 +86,7 @@ fn strip(snapshot: &MonitorSnapshot) -> Markup {
             @let whole = snapshot.blocked.iter().any(|b| b.whole && b.partition_key == partition.label);
             li {
                 a class={ "cell h" (heat) @if partition.owner.is_none() { " unowned" } @if whole { " blocked" } }
-                    href={ "/messages?q=partition%3A" (encode(&partition.label)) } title={ (partition.label) ": owner " (owner) ", epoch " (partition.epoch) (blocked) } {
+                    href={ "messages?q=partition%3A" (encode(&partition.label)) } title={ (partition.label) ": owner " (owner) ", epoch " (partition.epoch) (blocked) } {
                     b { (partition.label) }
                     span { (depth_text(snapshot, &partition.label)) }
                     @if whole { span.mark { "blocked" } } @else if partition.is_blocked { span.mark { "blocked key" } }
@@ -126,7 +126,7 @@ pub fn partitions(snapshot: &MonitorSnapshot) -> Markup {
                 td.n data-label="Epoch" { (partition.epoch) }
                 td.n data-label="Ready or in flight" { (depth_text(snapshot, &partition.label)) }
                 td.n data-label="First seq" { @match partition.first_waiting_seq {
-                    Some(seq) => { a href={ "/message/" (seq) } { (seq) } }
+                    Some(seq) => { a href={ "message/" (seq) } { (seq) } }
                     None => { "–" }
                 } }
                 td data-label="Blocked key" { @match snapshot.blocked.iter().find(|b| b.partition_key == partition.label) {
@@ -204,9 +204,9 @@ fn last_error(snapshot: &MonitorSnapshot, destination: &str) -> Markup {
 }
 
 fn destination_links(d: &DestinationRow) -> Markup {
-    let act = |verb: &str| format!("/act/{verb}?destination={}", encode(&d.name));
+    let act = |verb: &str| format!("act/{verb}?destination={}", encode(&d.name));
     html! {
-        a href={ "/messages?q=" (encode(&word("destination", &d.name))) } { "Its messages" }
+        a href={ "messages?q=" (encode(&word("destination", &d.name))) } { "Its messages" }
         @if d.paused { a.button.act href=(act("resume")) { "Resume…" } }
         @else if d.described_by.is_some() { a.button.act href=(act("pause")) { "Pause…" } }
     }

@@ -53,7 +53,7 @@ pub fn encode(text: &str) -> String {
 
 /// The address of the page of a message.
 pub fn message_path(seq: i64, destination: &str) -> String {
-    format!("/message/{seq}?destination={}", encode(destination))
+    format!("message/{seq}?destination={}", encode(destination))
 }
 
 #[cfg(test)]

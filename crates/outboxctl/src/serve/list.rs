@@ -18,7 +18,7 @@ use crate::messages::{Filter, filter, tab};
 use crate::queries::state::MessageStatus;
 use crate::queries::why;
 use axum::extract::Form;
-use axum::response::{IntoResponse, Redirect, Response};
+use axum::response::Response;
 use maud::{Markup, html};
 use outbox_core::words::Word;
 use std::collections::HashMap;
@@ -72,7 +72,7 @@ pub async fn list(context: PageContext, Form(fields): Form<Fields>) -> Response 
         seq = found.ok().flatten();
     }
     if let Some(seq) = seq {
-        return Redirect::to(&format!("/message/{seq}")).into_response();
+        return context.request.redirect(&format!("message/{seq}"));
     }
     let tab = MessageStatus::parse(fields.get("tab")).unwrap_or(MessageStatus::Ready);
     let mut list = MessageList {
@@ -193,7 +193,7 @@ impl MessageList {
                 }
             } }
             div.find {
-                form.search role="search" method="get" action="/messages" {
+                form.search role="search" method="get" action="messages" {
                     input type="hidden" name="tab" value=(self.tab.word());
                     @for chip in chips {
                         @let others: Vec<&str> = chips.iter().filter(|other| *other != chip).map(String::as_str).collect();
@@ -249,7 +249,7 @@ impl MessageList {
         html! {
             details.fields {
                 summary.button { "Filter" }
-                form method="get" action="/messages" {
+                form method="get" action="messages" {
                     input type="hidden" name="tab" value=(self.tab.word());
                     input type="hidden" name="q" value=(self.search);
                     @for (name, label, options, hint) in &fields[..shown] { div {
@@ -287,7 +287,7 @@ impl MessageList {
             } @else {
                 (self.table(&page.rows))
                 @if !self.verbs().is_empty() {
-                    form.bulk #selected method="get" action="/act/message" {
+                    form.bulk #selected method="get" action="act/message" {
                         b role="status" { "Selected" }
                         @for verb in self.verbs() { button.danger[*verb == Verb::Discard] name="verb" value=(verb.name()) { (capitalised(verb.name())) "…" } }
                     }
@@ -334,7 +334,7 @@ impl MessageList {
         let has_bulk = matches!(self.tab, MessageStatus::Dead | MessageStatus::Published);
         html! {
             @if has_bulk { span.bulk { @for verb in self.verbs() {
-                a.button.danger[*verb == Verb::Discard] href={ "/act/bulk?verb=" (verb.name()) "&q=" (encode(&self.search)) } { (capitalised(verb.name())) " all…" }
+                a.button.danger[*verb == Verb::Discard] href={ "act/bulk?verb=" (verb.name()) "&q=" (encode(&self.search)) } { (capitalised(verb.name())) " all…" }
             } } }
         }
     }

@@ -2,7 +2,6 @@
 //! page sends those that have changed since they were last sent to this viewer.
 
 use super::backlog::BacklogHistory;
-use super::base::BasePath;
 use super::chart::{self, RANGES};
 use super::context::{Database, Fields, PageContext, Site, View};
 use super::format::clock;
@@ -122,7 +121,6 @@ struct EventStream {
     site: Arc<Site>,
     /// The stream ends with it.
     session: Option<String>,
-    base: BasePath,
     page: MonitorPage,
     views: watch::Receiver<Arc<View>>,
     sent: HashMap<&'static str, String>,
@@ -133,7 +131,6 @@ struct EventStream {
 /// The parts of a page of the database that the path names, or of the list of the databases.
 pub async fn events(
     State(site): State<Arc<Site>>,
-    Extension(base): Extension<BasePath>,
     database: Option<Extension<Arc<Database>>>,
     headers: HeaderMap,
     Form(fields): Form<Fields>,
@@ -152,7 +149,6 @@ pub async fn events(
     let stream = EventStream {
         session: site.access.session(&headers),
         site,
-        base,
         page: MonitorPage::of_name(fields.get("page")).unwrap_or(Other),
         views,
         sent: HashMap::new(),
@@ -187,7 +183,7 @@ impl EventStream {
         for (id, text) in parts.chain([("change", &view.live.change), ("problems", &view.live.problems)]) {
             if (text.len() < LARGE_BYTES || is_turn) && self.sent.get(id) != Some(text) {
                 self.sent.insert(id, text.clone());
-                changed.insert(id.to_owned(), self.base.in_markup(text).into());
+                changed.insert(id.to_owned(), text.as_str().into());
             }
         }
         changed

@@ -1,50 +1,52 @@
 //! Login and logout.
 
-use super::context::{Fields, Site};
+use super::base::BasePath;
+use super::context::{Fields, PageRequest};
 use super::page::{head, problem};
-use axum::extract::{Form, State};
+use axum::extract::Form;
 use axum::http::{HeaderMap, StatusCode, header};
-use axum::response::{IntoResponse, Redirect, Response};
+use axum::response::{IntoResponse, Response};
 use maud::{DOCTYPE, Markup, html};
-use std::sync::Arc;
 
-pub async fn show_login(State(site): State<Arc<Site>>, Form(fields): Form<Fields>) -> Response {
-    match site.access.asks_for_secret() {
-        true => form(fields.get("to"), false).into_response(),
-        false => Redirect::to("/").into_response(),
+pub async fn show_login(request: PageRequest, Form(fields): Form<Fields>) -> Response {
+    match request.site.access.asks_for_secret() {
+        true => form(&request.base, fields.get("to"), false).into_response(),
+        false => request.redirect(""),
     }
 }
 
-pub async fn login(State(site): State<Arc<Site>>, headers: HeaderMap, Form(fields): Form<Fields>) -> Response {
+pub async fn login(request: PageRequest, headers: HeaderMap, Form(fields): Form<Fields>) -> Response {
     let (secret, to) = (fields.get("secret"), fields.get("to"));
-    match site.access.login(secret.trim(), &headers).await {
-        Some(cookie) => ([(header::SET_COOKIE, cookie)], Redirect::to(own_path(to))).into_response(),
-        None => (StatusCode::UNAUTHORIZED, form(to, true)).into_response(),
+    match request.site.access.login(secret.trim(), &headers).await {
+        Some(cookie) => ([(header::SET_COOKIE, cookie)], request.redirect(own_link(to))).into_response(),
+        None => (StatusCode::UNAUTHORIZED, form(&request.base, to, true)).into_response(),
     }
 }
 
-pub async fn logout(State(site): State<Arc<Site>>, headers: HeaderMap) -> Response {
-    let cookie = site.access.logout(&headers);
-    ([(header::SET_COOKIE, cookie)], Redirect::to("/login")).into_response()
+pub async fn logout(request: PageRequest, headers: HeaderMap) -> Response {
+    let cookie = request.site.access.logout(&headers);
+    ([(header::SET_COOKIE, cookie)], request.redirect("login")).into_response()
 }
 
-/// A path of this monitor, never another site: `//evil.example` and `/\evil.example` are addresses to a browser.
-fn own_path(to: &str) -> &str {
-    let is_own = to.starts_with('/') && !to.starts_with("//") && !to.contains(['\\', '\r', '\n', '\t']);
-    if is_own { to } else { "/" }
+/// The link to a path of this monitor, never to another site: `//evil.example` and `/\evil.example` are addresses to a
+/// browser.
+fn own_link(to: &str) -> &str {
+    let link = to.strip_prefix('/').filter(|link| !link.starts_with('/'));
+    link.filter(|link| !link.contains(['\\', '\r', '\n', '\t']))
+        .unwrap_or_default()
 }
 
 /// The only page without a login.
-fn form(to: &str, has_failed: bool) -> Markup {
+fn form(base: &BasePath, to: &str, has_failed: bool) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {
-            (head("Log in"))
+            (head(base, "Log in"))
             body.login {
                 main #main {
-                    h1 { img src="/icon.svg" alt="" width="32" height="32"; " Outbox Monitor" }
+                    h1 { img src="icon.svg" alt="" width="32" height="32"; " Outbox Monitor" }
                     @if has_failed { (problem("Wrong token.", "")) }
-                    form.confirm method="post" action="/login" {
+                    form.confirm method="post" action="login" {
                         input type="hidden" name="to" value=(to);
                         label for="secret" { "Token" }
                         input #secret name="secret" type="password" autocomplete="current-password" required autofocus;
@@ -62,7 +64,7 @@ mod tests {
 
     #[test]
     fn a_login_never_leads_to_another_site() {
-        assert_eq!(own_path("/messages?tab=dead"), "/messages?tab=dead");
+        assert_eq!(own_link("/messages?tab=dead"), "messages?tab=dead");
         for to in [
             "",
             "https://evil.example",
@@ -70,7 +72,7 @@ mod tests {
             "/\\evil.example",
             "/\t/evil.example",
         ] {
-            assert_eq!(own_path(to), "/", "{to}");
+            assert_eq!(own_link(to), "", "{to}");
         }
     }
 }

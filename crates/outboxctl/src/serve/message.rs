@@ -110,7 +110,7 @@ impl AsRef<[u8]> for PayloadDownload {
 /// As a download, never as something that a browser shows.
 pub async fn payload(context: PageContext, Path(seq): Path<i64>) -> Response {
     let answer = async {
-        let permit = Arc::clone(&context.site.downloads).try_acquire_owned();
+        let permit = Arc::clone(&context.request.site.downloads).try_acquire_owned();
         let _permit = permit.map_err(|_| busy())?;
         let read = async |session: &MonitorSession| session.fetch::<Value>(PAYLOAD, &[&seq]).await;
         let found = context.database.pool.read(read).await?.pop();
@@ -227,7 +227,7 @@ async fn shown(context: &PageContext, session: &MonitorSession, seq: i64, to: Op
                     @if may_act { a.button.danger href=(act_path(Verb::Discard, seq, &row.destination)) { "Discard " (seq) "…" } }
                 }
                 @if may_act && reason.reason == "paused" && reason.remedy.is_some() {
-                    a.button.primary href={ "/act/resume?destination=" (encode(&row.destination)) } { "Resume " (row.destination) "…" }
+                    a.button.primary href={ "act/resume?destination=" (encode(&row.destination)) } { "Resume " (row.destination) "…" }
                 }
             }
         }
@@ -257,9 +257,9 @@ async fn shown(context: &PageContext, session: &MonitorSession, seq: i64, to: Op
         section.panel {
             h2 { "State" }
             dl.facts {
-                div { dt { "Destination" } dd { a href="/destinations" { (row.destination) } } }
+                div { dt { "Destination" } dd { a href="destinations" { (row.destination) } } }
                 div { dt { "Key" } dd { @match &row.key { Some(key) => { (copyable(key)) } None => { "none: not ordered" } } } }
-                div { dt { "Partition" } dd { a href="/partitions" { (row.partition_key) } } }
+                div { dt { "Partition" } dd { a href="partitions" { (row.partition_key) } } }
                 div { dt { "Attempts charged" } dd { (row.attempts) } }
                 div { dt { "Enqueued" } dd { (distance(&row.enqueued_at, now_s)) } }
                 @if let Some((what, at)) = row.time() { div { dt { (what) } dd { (distance(at, now_s)) } } }
@@ -307,7 +307,7 @@ fn folded(attempts: &[Attempt], now_s: f64) -> Markup {
 /// A button that retries a message without a question.
 fn retry(context: &PageContext, seq: i64, destination: &str, label: &str) -> Markup {
     html! {
-        form method="post" action="/act/message" {
+        form method="post" action="act/message" {
             (context.form_token())
             input type="hidden" name="verb" value="retry";
             input type="hidden" name="m" value={ (seq) " " (destination) };
@@ -354,7 +354,7 @@ fn event_content(seq: i64, event: &StoredEvent, now_s: f64) -> Markup {
         p.note {
             "The payload, " (count(event.payload_bytes)) " bytes"
             @if event.payload_bytes > SHOWN_MAX_BYTES { ", of which " (count(SHOWN_MAX_BYTES)) " are shown" }
-            " · " a href={ "/message/" (seq) "/payload" } { "download" }
+            " · " a href={ "message/" (seq) "/payload" } { "download" }
         }
         dl.facts {
             @for (column, value) in facts { @if let Some(value) = value { div { dt { (name(column.name)) } dd {

@@ -35,7 +35,7 @@ use access::{Access, guard, listen_address};
 use axum::http::{HeaderName, header};
 use axum::routing::{get, post};
 use axum::{Router, middleware};
-use base::{BasePath, rebased};
+use base::BasePath;
 use clap::Args;
 use context::{DOWNLOADS_MAX, Database, PageContext, STREAMS_MAX, Site};
 use futures_util::future::join_all;
@@ -143,7 +143,7 @@ pub async fn run(context: &CommandContext, args: &ServeArgs) -> Result<ExitCode,
         downloads: Arc::new(Semaphore::new(DOWNLOADS_MAX)),
     });
     let shutdown = Shutdown::on_signals()?; // before the address is printed
-    let url = format!("http://{bound}{}/", site.base.as_str());
+    let url = format!("http://{bound}{}", site.base.to(""));
     if context.json {
         let actions = args.allow_actions;
         let said = match &names[..] {
@@ -220,6 +220,5 @@ fn router(site: Arc<Site>) -> Router {
         .route("/style.css", asset("text/css", include_str!("assets/style.css")))
         .route("/icon.svg", asset("image/svg+xml", include_str!("assets/icon.svg")))
         .layer(middleware::from_fn_with_state(Arc::clone(&site.access), guard))
-        .layer(middleware::from_fn(rebased))
         .with_state(site)
 }

@@ -57,7 +57,7 @@ pub fn strip(alerts: &[Alert], is_open: bool) -> Markup {
                         strong { (alert.title) }
                         div.what { (alert.body) }
                         @if let Some((to, label)) = &alert.button {
-                            div.action { a.button.act[to.starts_with("/act/")] href=(to) { (label) } }
+                            div.action { a.button.act[to.starts_with("act/")] href=(to) { (label) } }
                         }
                     }
                 } }
@@ -82,7 +82,7 @@ impl Alert {
     }
 
     fn see_destinations(self) -> Self {
-        self.button("/destinations", "See the destinations")
+        self.button("destinations", "See the destinations")
     }
 }
 
@@ -155,7 +155,7 @@ fn paused(snapshot: &MonitorSnapshot) -> Vec<Alert> {
     let paused: Vec<&DestinationRow> = snapshot.destinations.iter().filter(|d| d.paused).collect();
     let one = |d: &&DestinationRow| {
         let body = html! { p { @if let Some(detail) = &d.detail { (sentence(detail)) " " } "Its messages wait." } };
-        let resume = format!("/act/resume?destination={}", encode(&d.name));
+        let resume = format!("act/resume?destination={}", encode(&d.name));
         Alert::new(false, format!("Destination {} is paused", d.name), body).button(&resume, "Resume…")
     };
     let mut alerts: Vec<Alert> = paused.iter().take(NAMED_MAX).map(one).collect();
@@ -300,7 +300,7 @@ pub fn destinations(snapshot: &MonitorSnapshot) -> Markup {
     html! {
         ul.brief { @for destination in &snapshot.destinations {
             li {
-                span { a href="/destinations" { (destination.name) } " " (state_badge(&destination.state)) }
+                span { a href="destinations" { (destination.name) } " " (state_badge(&destination.state)) }
                 span.note {
                     (known(destination.pending, count)) " pending · " (known(destination.published_per_s, rate)) "/s · p95 "
                     (known(destination.p95_ms, ms)) " · oldest " (known(destination.oldest_s, duration))

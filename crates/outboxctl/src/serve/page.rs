@@ -1,5 +1,6 @@
 //! The pages of the monitor, their live parts, and the marks that several of them have.
 
+use super::base::BasePath;
 use crate::queries::state::{Parsed, Tone, Toned};
 use maud::{Markup, PreEscaped, html};
 use outbox_core::remedy::alternatives;
@@ -20,10 +21,11 @@ outbox_core::words! {
 }
 
 impl MonitorPage {
-    pub fn path(self) -> String {
+    /// Its address below the base path.
+    pub fn path(self) -> &'static str {
         match self {
-            Self::Overview => "/".to_owned(),
-            page => format!("/{}", page.name()),
+            Self::Overview => "./",
+            page => page.name(),
         }
     }
 }
@@ -62,16 +64,18 @@ impl LiveParts {
     }
 }
 
-pub fn head(title: &str) -> Markup {
+/// The head of a page. All links of a page are relative to the base path.
+pub fn head(base: &BasePath, title: &str) -> Markup {
     html! {
         head {
             meta charset="utf-8";
+            base href=(base.to(""));
             meta name="viewport" content="width=device-width, initial-scale=1";
             meta name="color-scheme" content="light dark";
             title { (title) " · Outbox Monitor" }
-            link rel="icon" href="/icon.svg" type="image/svg+xml";
-            link rel="stylesheet" href="/style.css";
-            script src="/app.js" defer {}
+            link rel="icon" href="icon.svg" type="image/svg+xml";
+            link rel="stylesheet" href="style.css";
+            script src="app.js" defer {}
         }
     }
 }

@@ -24,7 +24,7 @@ impl MessageStatus {
     }
 
     pub fn path(self) -> String {
-        format!("/messages?tab={}", self.word())
+        format!("messages?tab={}", self.word())
     }
 
     pub fn parse(word: &str) -> Option<Self> {

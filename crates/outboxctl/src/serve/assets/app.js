@@ -6,8 +6,6 @@
 (() => {
   const page = document.body.dataset.page;
   if (!page) return; // the login
-  // A proxy may show the monitor under a path, from which the script comes.
-  const root = new URL(".", document.currentScript.src).pathname;
 
   document.documentElement.classList.add("has-script");
 
@@ -79,7 +77,7 @@
     source?.close();
     // A browser has few connections for all pages of a site: a hidden page must not hold one.
     if (document.hidden) return;
-    source = new EventSource(`${root}events?page=${encodeURIComponent(page)}`);
+    source = new EventSource(`events?page=${encodeURIComponent(page)}`);
     source.onopen = () => say(null);
     source.onmessage = (event) => {
       say(null);
@@ -252,7 +250,7 @@
     } else if (event.key === "/") {
       const search = document.getElementById("q");
       if (search) search.focus();
-      else document.querySelector(`nav a[href$="/messages"]`)?.click();
+      else document.querySelector(`nav a[href="messages"]`)?.click();
     } else if (event.key === "j") {
       choose(1);
     } else if (event.key === "k") {
