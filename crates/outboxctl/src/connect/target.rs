@@ -418,5 +418,4 @@ fn versions(params: &Params) -> Result<Vec<&'static SupportedProtocolVersion>, F
 }
 
 #[cfg(test)]
-#[path = "target_tests.rs"]
 mod tests;
