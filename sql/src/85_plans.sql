@@ -45,6 +45,8 @@ begin
       ('outbox_trim_inbox', in_order),
       -- Why a message waits.
       ('message_rows', row_by_row), ('obstacles', row_by_row),
+      -- Each statement is planned with its values. The function itself allows more to one that searches all of outbox.
+      ('search', lookup || ' set enable_sort = off set enable_hashjoin = off set enable_mergejoin = off'),
       -- Planned with its values: BRIN finds the range that they are in.
       ('outbox_replay', lookup || ' set plan_cache_mode = force_custom_plan'),
       -- Reads the history of an aggregate as a whole.

@@ -122,7 +122,8 @@ grant execute on function
   outbox_internal.setting_command, outbox_internal.mapping_problem, outbox_internal.mapping_remedy,
   outbox_internal.server_workers, outbox_internal.has_ended, outbox_internal.leases_last,
   outbox_internal.claims_last, outbox_internal.destinations, outbox_internal.blocked_lanes, outbox_internal.request_recheck,
-  outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.message_rows, outbox_internal.obstacles
+  outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.message_rows, outbox_internal.obstacles,
+  outbox_internal.search
   to outbox_monitor;
 
 -- ---- outbox_admin, outbox_consumer ----------------------------------------------------------------------------------

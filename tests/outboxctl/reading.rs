@@ -148,6 +148,35 @@ fn pages_follow_each_other_without_a_gap_or_a_repetition() {
     assert!(first_page.err.contains("--after 2"), "{}", first_page.err);
 }
 
+/// The first range of seq has 20,000 seqs, and each further one eight times as many.
+#[test]
+fn the_ranges_of_the_history_leave_no_gap() {
+    let cluster = quiet_cluster();
+    let all = [
+        1, 20_000, 20_001, 20_002, 180_000, 180_001, 180_002, 820_000, 820_001, 980_000, 980_001, 1_000_000,
+    ];
+    cluster.exec(
+        DB,
+        &format!(
+            "insert into outbox_events (seq, id, type, payload)
+             select n, gen_random_uuid(), 'T', '{{}}' from unnest('{{1,1000000}}'::bigint[]) n;
+             insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination)
+             select n, now(), now(), 1, 1, 'default' from unnest(array{all:?}) n"
+        ),
+    );
+    let listed = |args: &[&str]| seqs(&cluster, &[&["--status", "published"], args].concat());
+    assert_eq!(listed(&[]), all);
+    assert_eq!(listed(&["--after", "20001", "--limit", "4"]), all[3..7]);
+    assert_eq!(listed(&["--after", "9223372036854775807"]), [0; 0]);
+    let mut down = listed(&["--newest-first"]);
+    down.reverse();
+    assert_eq!(down, all);
+    assert_eq!(
+        listed(&["--newest-first", "--after", "180001", "--limit", "2"]),
+        [180_000, 20_002]
+    );
+}
+
 #[test]
 fn a_page_reads_a_page_of_rows_with_any_backlog() {
     let cluster = support::quiet_cluster(); // maintenance reads pending messages

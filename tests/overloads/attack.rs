@@ -102,6 +102,13 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
         ("mapping_remedy", &[("destination", "'default'"), ("problem", "''")]),
         ("message_rows", &[("of_seq", "1")]),
         ("obstacles", &[("messages", "'[]'")]),
+        (
+            "search",
+            &[
+                ("statuses", "'{ready,dead,published}'"),
+                ("criteria", "'{\"word\": \"T\", \"type\": \"T\"}'"),
+            ],
+        ),
         ("restore_function", &[("name", "'outbox_retry'")]),
         // A worker calls it if more than four destinations share a rewind.
         (

@@ -12,8 +12,6 @@ pub mod version;
 use crate::connect::{self, ConnectArgs, Session};
 use crate::failure::{Code, Failure};
 use crate::format;
-use crate::messages::page::FetchOnce;
-use crate::messages::sql::Sql;
 use crate::output;
 use crate::queries::{self, Fetch, Parameters, as_json};
 use serde::Serialize;
@@ -92,6 +90,12 @@ impl Session {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
+    /// Whether the role of this session may read events, and so payloads.
+    pub async fn reads_events(&self) -> Result<bool, Failure> {
+        let sql = self.qualified("select has_table_privilege('@extschema@.outbox_events', 'select')");
+        Ok(self.client.query_one(&sql, &[]).await?.get(0))
+    }
+
     /// Runs a statement that Ctrl-C cancels.
     pub async fn rows(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Value>, Failure> {
         self.until_done(self.query(sql, parameters)).await
@@ -103,21 +107,10 @@ impl Fetch for Session {
 
     async fn fetch<T: DeserializeOwned + Send>(
         &self,
-        sql: &'static str,
+        sql: &str,
         parameters: &Parameters<'_>,
     ) -> Result<Vec<T>, Failure> {
         let rows = self.rows(sql, parameters).await?.into_iter();
-        Ok(rows.map(serde_json::from_value).collect::<Result<_, _>>()?)
-    }
-}
-
-impl FetchOnce for Session {
-    type Error = Failure;
-
-    async fn fetch_once<T: DeserializeOwned + Send>(&self, sql: &Sql) -> Result<Vec<T>, Failure> {
-        let (text, values) = sql.to_run();
-        let values: Vec<_> = values.iter().map(|value| value as _).collect();
-        let rows = self.rows(&text, &values).await?.into_iter();
         Ok(rows.map(serde_json::from_value).collect::<Result<_, _>>()?)
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::format::capitalised;
 use crate::messages::bulk::{Arguments, BulkCriteria, Choice, Verb};
-use crate::messages::page::FetchOnce;
 use crate::messages::sql::Sql;
+use crate::queries::Fetch;
 use outbox_core::words::Word;
 use serde::Deserialize;
 
@@ -16,12 +16,14 @@ pub struct OperatorAction {
 }
 
 /// Runs a call of one row, and returns the number of messages in its column `n`.
-pub async fn run<S: FetchOnce>(session: &S, call: &Sql) -> Result<i64, S::Error> {
+pub async fn run<S: Fetch + Sync>(session: &S, call: &Sql) -> Result<i64, S::Error> {
     #[derive(Deserialize)]
     struct CountRow {
         n: i64,
     }
-    let found: Vec<CountRow> = session.fetch_once(call).await?;
+    let (text, values) = call.to_run();
+    let values: Vec<_> = values.iter().map(|value| value as _).collect();
+    let found: Vec<CountRow> = session.fetch(&text, &values).await?;
     Ok(found.first().map_or(0, |found| found.n))
 }
 

@@ -28,10 +28,10 @@ pub const IN_ORDER: &str = "set enable_sort = off";
 pub trait Fetch {
     type Error;
 
-    /// Runs a statement that is repeated often, and returns its rows, read by the names of their columns.
+    /// Runs a statement, and returns its rows, read by the names of their columns.
     fn fetch<T: DeserializeOwned + Send>(
         &self,
-        sql: &'static str,
+        sql: &str,
         parameters: &Parameters<'_>,
     ) -> impl Future<Output = Result<Vec<T>, Self::Error>> + Send;
 }

@@ -45,7 +45,7 @@ pub struct BoardReader {
 struct ReaderSession {
     session: Session,
     /// Statements that the server refused, with the error: each further try would be a line in its log.
-    refused: Mutex<HashMap<&'static str, (Instant, String)>>,
+    refused: Mutex<HashMap<String, (Instant, String)>>,
 }
 
 impl BoardReader {
@@ -204,7 +204,7 @@ impl ReaderSession {
 impl Fetch for ReaderSession {
     type Error = String;
 
-    async fn fetch<T: DeserializeOwned + Send>(&self, sql: &'static str, parameters: &Parameters<'_>) -> Part<Vec<T>> {
+    async fn fetch<T: DeserializeOwned + Send>(&self, sql: &str, parameters: &Parameters<'_>) -> Part<Vec<T>> {
         let refused = || self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         let known = refused().get(sql).cloned().filter(|(until, _)| Instant::now() < *until);
         if let Some((_, why)) = known {
@@ -220,7 +220,7 @@ impl Fetch for ReaderSession {
             let hint = failure.hint.filter(|_| is_lasting);
             let why = failure.message + &hint.map_or(String::new(), |hint| format!(": {hint}"));
             if is_lasting {
-                refused().insert(sql, (Instant::now() + RETRY_AFTER, why.clone()));
+                refused().insert(sql.to_owned(), (Instant::now() + RETRY_AFTER, why.clone()));
             }
             why
         })

@@ -3,9 +3,8 @@
 use super::{CommandContext, text};
 use crate::failure::Failure;
 use crate::format::{duration, json};
-use crate::messages::by_seq::{self, BySeq};
+use crate::messages::by_seq::BySeq;
 use crate::output;
-use crate::queries::IN_ORDER;
 use crate::queries::state::{MessageStatus, Tone, Toned};
 use crate::screen::list::{ListRow, RowField};
 use crate::screen::theme;
@@ -15,10 +14,7 @@ use std::process::ExitCode;
 
 pub async fn run(context: &CommandContext, request: &BySeq) -> Result<ExitCode, Failure> {
     let session = context.reader().await?;
-    if request.is_along_an_index() {
-        session.client.batch_execute(IN_ORDER).await?;
-    }
-    let rows = by_seq::page(&session, request).await?;
+    let rows = request.page(&session).await?;
     let is_full = request.is_full(&rows);
     let rows: Vec<Value> = rows.into_iter().map(|row| Value::Object(row.message)).collect();
     if context.json {

@@ -3,8 +3,6 @@
 use super::CommandContext;
 use crate::connect::Session;
 use crate::failure::{Code, Failure};
-use crate::messages::filter::Events;
-use crate::messages::page::events_of;
 use crate::output;
 use crate::queries::IN_ORDER;
 use crate::queries::detail::{self, Fact, MessageDetail};
@@ -47,7 +45,7 @@ pub async fn run(context: &CommandContext, args: &ShowArgs) -> Result<ExitCode, 
             "Its transaction was rolled back or is not committed yet, or outbox.retention removed it from the history.",
         ));
     }
-    let is_readable = events_of(&session).await? != Events::Unread;
+    let is_readable = session.reads_events().await?;
     if context.json {
         let event = if is_readable { event(&session, seq).await? } else { None };
         context.print_json(&MessageDocument { seq, event, messages })?;

@@ -1,43 +1,26 @@
-//! The criteria of `list` and of a search on a page of `serve`, and their conditions in SQL.
+//! The criteria of `list` and of a search on a page of `serve`.
 
-use super::sql::{Sql, containing};
+use super::sql::Sql;
 use clap::Args;
 use outbox_core::partition::Partition;
+use serde::{Serialize, Serializer};
 
-/// Where this role reads events.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Events {
-    /// It may not read them.
-    Unread,
-    Stored,
-    /// One by one, with the rights of the role there.
-    InSource,
-}
-
-impl Events {
-    /// The event with this seq, as a table expression `name` and its condition.
-    pub fn with_seq(self, name: &str, seq: &str) -> String {
-        match self {
-            Self::Unread | Self::Stored => format!("@extschema@.outbox_events {name} where {name}.seq = {seq}"),
-            Self::InSource => format!("outbox_internal.event_shown({seq}) {name} where {name}.error is null"),
-        }
-    }
-}
-
-/// The criteria that a message must match. Texts are compared exactly.
-#[derive(Args, Clone, Debug, Default, PartialEq)]
+/// The criteria that a message must match, by the names that the search has for them. Texts are compared exactly.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Filter {
     /// Only messages to this destination
     #[arg(long)]
     pub destination: Option<String>,
     /// Only messages of this partition, such as p07
     #[arg(long, value_parser = partition)]
+    #[serde(serialize_with = "number")]
     pub partition: Option<Partition>,
     /// Only messages with this ordering key
     #[arg(long)]
     pub key: Option<String>,
     /// Only events of this type
     #[arg(long = "type", value_name = "TYPE")]
+    #[serde(rename = "type")]
     pub event_type: Option<String>,
     /// Only events of this aggregate type
     #[arg(long, value_name = "TYPE")]
@@ -69,90 +52,10 @@ impl Filter {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
-
-    /// Whether the criteria need the event, not only the message. A word does not: it is also searched for in messages
-    /// alone.
-    pub fn asks_for_events(&self) -> bool {
-        self.id.is_some() || !self.on_events().is_empty()
-    }
-
-    /// Whether a message that the index finds may still be excluded by its event or the word.
-    pub fn is_checked_later(&self) -> bool {
-        self.asks_for_events() || self.word.is_some()
-    }
-
-    /// The conditions on messages. `name` maps a column to its name in the statement; `since` is the time column to
-    /// compare.
-    pub fn of_message(&self, name: impl Fn(&str) -> String, since: &str) -> Sql {
-        let mut sql = self.of_lane(&name);
-        compare(&mut sql, &name("key"), "=", &self.key, "text");
-        compare(&mut sql, &name("seq"), "=", &self.seq, "bigint");
-        let of_event = format!(
-            "{} = (select e.seq from @extschema@.outbox_events e where e.id",
-            name("seq")
-        );
-        if self.id.is_some() {
-            compare(&mut sql, &of_event, "=", &self.id, "uuid");
-            sql.push(")");
-        }
-        compare(&mut sql, &name("last_error"), "like", &self.error_like, "text");
-        if let Some(when) = &self.since {
-            sql.push(&format!("\n  and {} >= ", name(since))).append(&when.sql());
-        }
-        sql
-    }
-
-    /// The conditions on the events of messages, with one index lookup for each message. Without `offset 0` the planner
-    /// may scan all events for those of a type. `name` maps a column of messages to its name in the statement.
-    pub fn of_event(&self, name: impl Fn(&str) -> String, events: Events) -> Sql {
-        let mut sql = Sql::default();
-        let seq = name("seq");
-        let event = format!("exists (select from {}", events.with_seq("e", &seq));
-        let of_event = self.on_events();
-        if !of_event.is_empty() {
-            sql.push(&format!("\n  and {event}"))
-                .append(&of_event)
-                .push(" offset 0)");
-        }
-        if let Some(word) = &self.word {
-            const COLUMNS: &str = "e.type, e.aggregate_type, e.aggregate_id, e.correlation_id, e.actor, e.id::text";
-            sql.push(&format!("\n  and ({} = ", name("key"))).value(word, "text");
-            sql.push(&format!(" or {} ilike ", name("last_error")));
-            sql.value(containing(word), "text");
-            if events != Events::Unread {
-                sql.push(&format!(" or {event} and ")).value(word, "text");
-                sql.push(&format!(" in ({COLUMNS}) offset 0)"));
-            }
-            sql.push(")");
-        }
-        sql
-    }
-
-    /// The conditions on the events `e`.
-    pub fn on_events(&self) -> Sql {
-        let mut sql = Sql::default();
-        compare(&mut sql, "e.type", "=", &self.event_type, "text");
-        compare(&mut sql, "e.aggregate_type", "=", &self.aggregate_type, "text");
-        compare(&mut sql, "e.aggregate_id", "=", &self.aggregate_id, "text");
-        compare(&mut sql, "e.correlation_id", "=", &self.correlation_id, "text");
-        sql
-    }
-
-    /// The conditions on messages or lanes. `name` maps a column to its name in the statement.
-    pub fn of_lane(&self, name: impl Fn(&str) -> String) -> Sql {
-        let mut sql = Sql::default();
-        compare(&mut sql, &name("destination"), "=", &self.destination, "text");
-        let partition = self.partition.map(Partition::as_i16);
-        compare(&mut sql, &name("partition"), "=", &partition, "smallint");
-        sql
-    }
 }
 
-fn compare(sql: &mut Sql, column: &str, operator: &str, value: &Option<impl ToString>, kind: &'static str) {
-    if let Some(value) = value {
-        sql.push(&format!("\n  and {column} {operator} "))
-            .value(value.to_string(), kind);
-    }
+fn number<S: Serializer>(partition: &Option<Partition>, to: S) -> Result<S::Ok, S::Error> {
+    partition.map(Partition::as_i16).serialize(to)
 }
 
 /// Parses a partition: `p07` or `7`.
@@ -187,6 +90,16 @@ impl When {
             Self::At(moment) => sql.value(moment, "timestamptz"),
         };
         sql
+    }
+}
+
+/// As the search reads it: `7200s` is an age.
+impl Serialize for When {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::SecondsAgo(seconds) => to.collect_str(&format_args!("{seconds}s")),
+            Self::At(moment) => to.serialize_str(moment),
+        }
     }
 }
 

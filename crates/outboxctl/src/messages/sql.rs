@@ -38,10 +38,6 @@ impl Sql {
         self
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.pieces.is_empty()
-    }
-
     pub fn append(&mut self, other: &Self) -> &mut Self {
         self.pieces.extend(other.pieces.iter().cloned());
         self

@@ -3,69 +3,10 @@
 
 use super::state::{MessageStatus, Parsed};
 use outbox_core::event::{COLUMNS, ColumnKind, Event, EventRow};
-use outbox_core::words::Word;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::convert::Infallible;
 use std::sync::LazyLock;
-
-/// A table with messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MessageTable {
-    Outbox,
-    Waiting,
-    Dead,
-    History,
-}
-
-impl MessageTable {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Outbox => "outbox",
-            Self::Waiting => "outbox_waiting",
-            Self::Dead => "outbox_dead",
-            Self::History => "outbox_history",
-        }
-    }
-
-    pub fn statuses(self) -> impl Iterator<Item = MessageStatus> {
-        let table = |status: MessageStatus| match status {
-            MessageStatus::Ready | MessageStatus::InFlight => Self::Outbox,
-            MessageStatus::Retrying | MessageStatus::Blocked | MessageStatus::Scheduled => Self::Waiting,
-            MessageStatus::Dead => Self::Dead,
-            MessageStatus::Published | MessageStatus::Discarded => Self::History,
-        };
-        MessageStatus::ALL
-            .iter()
-            .copied()
-            .filter(move |status| table(*status) == self)
-    }
-
-    /// The expression for a column of `outbox_messages` in a row `t` of this table. Conditions use these expressions
-    /// directly, not columns of a subquery. The status calls a volatile function, and the planner uses no index for
-    /// conditions on the columns of a subquery that calls one.
-    pub fn column(self, name: &str) -> String {
-        let expression = match (name, self) {
-            ("status", Self::Outbox) => {
-                "(case when t.claim_token is not null and outbox_internal.claim_is_live(t.claim_token, t.partition, t.claim_until)
-                         or outbox_internal.is_taken(t.destination, t.partition, t.seq) then 'in flight' else 'ready' end)"
-            }
-            ("status", Self::Waiting) => "(case t.state when 'b' then 'retrying' when 'g' then 'blocked' else 'scheduled' end)",
-            ("status", Self::Dead) => "'dead'",
-            ("status", Self::History) => "(case when t.discarded then 'discarded' else 'published' end)",
-            ("available_at", Self::Outbox) => "t.enqueued_at",
-            ("available_at", Self::Waiting) => "t.due_at",
-            ("ended_at", Self::Dead) => "t.died_at",
-            ("ended_at", Self::History) => "t.published_at",
-            ("available_at" | "ended_at", _) | ("expires_at", Self::History) => "null::timestamptz",
-            ("last_error", Self::Dead) => "t.reason",
-            ("blocks", Self::Dead) => "coalesce(t.blocks, false)",
-            ("blocks", _) => "false",
-            (other, _) => return format!("t.{other}"),
-        };
-        expression.to_owned()
-    }
-}
 
 /// The query for the rows of the message `$1` to destination `$2`, or to all destinations if `$2` is NULL. Rows that
 /// have not ended come first, then dead letters, then those that have ended; in each group the latest comes first.

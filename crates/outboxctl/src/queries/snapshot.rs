@@ -1,6 +1,5 @@
 //! All values of the board and of `status`, read with one round trip.
 
-use super::message::MessageTable;
 use super::model::{Check, Now, Part, Problem, Snapshot};
 use super::{Fetch, views};
 use crate::failure::{Code, Failure};
@@ -15,7 +14,6 @@ pub const MESSAGES_MAX: usize = 200;
 /// Failed messages are grouped by their cause, so they are many.
 static MESSAGES: LazyLock<String> = LazyLock::new(|| {
     let columns = "t.seq, t.destination, t.partition, t.key, t.attempts, t.enqueued_at";
-    let [waiting, outbox] = [MessageTable::Waiting, MessageTable::Outbox].map(|table| table.column("status"));
     format!(
         "select m.status, m.seq, m.destination, @extschema@.outbox_partition_label(m.partition::integer) as partition, m.key, m.attempts,
                 extract(epoch from clock_timestamp() - m.enqueued_at)::float8 as age_s,
@@ -23,13 +21,15 @@ static MESSAGES: LazyLock<String> = LazyLock::new(|| {
          from ((select 'dead' as status, {columns}, null::timestamptz as due_at, t.reason as note
                 from @extschema@.outbox_dead t order by t.died_at desc limit {MESSAGES_MAX})
                union all
-               (select {waiting}, {columns}, t.due_at, t.last_error
+               (select case t.state when 'b' then 'retrying' else 'scheduled' end, {columns}, t.due_at, t.last_error
                 from @extschema@.outbox_waiting t where t.due_at is not null order by t.due_at limit {MESSAGES_MAX})
                union all
-               (select {waiting}, {columns}, null, 'behind an earlier message of its key'
+               (select 'blocked', {columns}, null, 'behind an earlier message of its key'
                 from @extschema@.outbox_waiting t where t.state = 'g' order by t.destination, t.partition, t.key collate \"C\", t.seq limit 50)
                union all
-               (select {outbox}, {columns}, null, t.last_error
+               (select case when t.claim_token is not null and outbox_internal.claim_is_live(t.claim_token, t.partition, t.claim_until)
+                              or outbox_internal.is_taken(t.destination, t.partition, t.seq) then 'in flight' else 'ready' end,
+                       {columns}, null, t.last_error
                 from (select * from outbox_internal.first_shown limit 50) l
                 join @extschema@.outbox t on t.destination = l.destination and t.partition = l.partition and t.seq = l.seq)) m"
     )

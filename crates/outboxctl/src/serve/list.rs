@@ -375,7 +375,7 @@ impl MessageList {
                             @if self.tab.shows_reasons() {
                                 (self.reasons.get(&(seq, destination.to_owned())).map_or("–", String::as_str))
                             } @else {
-                                @if row.blocks { span.badge.warn { "blocks its key" } " " }
+                                @if row.blocks == Some(true) { span.badge.warn { "blocks its key" } " " }
                                 @for c in text("last_error").chars().take(ERROR_MAX) { (c) }
                             }
                         }

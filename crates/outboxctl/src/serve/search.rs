@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(search.error_like.as_deref(), Some(r#"%no route "x"%"#));
         assert_eq!(search.key.as_deref(), Some("a:b"));
         assert_eq!(search.seq, Some(17));
-        assert!(search.asks_for_events() && !search.is_empty());
+        assert!(!search.is_empty());
         assert!(parsed("   ").is_empty());
         assert_eq!(parsed("agg:order").aggregate_id, None);
     }

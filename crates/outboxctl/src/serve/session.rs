@@ -4,8 +4,6 @@
 
 use crate::connect::{self, ConnectArgs, connect_session};
 use crate::failure::{Code, Failure};
-use crate::messages::page::FetchOnce;
-use crate::messages::sql::Sql;
 use crate::queries::{Fetch, IN_ORDER, Parameters, as_json};
 use serde::de::DeserializeOwned;
 use std::collections::HashMap;
@@ -64,7 +62,7 @@ pub fn no_answer() -> Failure {
 pub struct MonitorSession {
     session: connect::Session,
     /// Prepared once; the poller runs the same ones every second.
-    statements: Mutex<HashMap<&'static str, Statement>>,
+    statements: Mutex<HashMap<String, Statement>>,
     /// Whether it may read events, and so payloads.
     pub reads_events: bool,
 }
@@ -106,15 +104,14 @@ impl MonitorSession {
                 .sqlstate(SqlState::INSUFFICIENT_PRIVILEGE));
         };
         session.client.batch_execute(&format!("set role {role}")).await?;
-        let reads_events = session.qualified("select has_table_privilege('@extschema@.outbox_events', 'select')");
         Ok(Self {
-            reads_events: session.client.query_one(&reads_events, &[]).await?.get(0),
+            reads_events: session.reads_events().await?,
             session,
             statements: Mutex::default(),
         })
     }
 
-    async fn prepared(&self, sql: &'static str) -> Result<Statement, Failure> {
+    async fn prepared(&self, sql: &str) -> Result<Statement, Failure> {
         let statements = || self.statements.lock().unwrap_or_else(PoisonError::into_inner);
         let known = statements().get(sql).cloned();
         if let Some(statement) = known {
@@ -125,7 +122,7 @@ impl MonitorSession {
             .client
             .prepare(&self.session.qualified(&as_json(sql)))
             .await?;
-        statements().insert(sql, made.clone());
+        statements().insert(sql.to_owned(), made.clone());
         Ok(made)
     }
 
@@ -156,7 +153,7 @@ impl Fetch for MonitorSession {
 
     async fn fetch<T: DeserializeOwned + Send>(
         &self,
-        sql: &'static str,
+        sql: &str,
         parameters: &Parameters<'_>,
     ) -> Result<Vec<T>, Failure> {
         let statement = self.prepared(sql).await?;
@@ -164,18 +161,6 @@ impl Fetch for MonitorSession {
         rows.iter()
             .map(|row| Ok(serde_json::from_value(row.try_get(0)?)?))
             .collect()
-    }
-}
-
-impl FetchOnce for MonitorSession {
-    type Error = Failure;
-
-    async fn fetch_once<T: DeserializeOwned + Send>(&self, sql: &Sql) -> Result<Vec<T>, Failure> {
-        self.session.fetch_once(sql).await
-    }
-
-    fn timed_out(error: &Failure) -> bool {
-        error.is(&SqlState::QUERY_CANCELED)
     }
 }
 
