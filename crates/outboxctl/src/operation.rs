@@ -1,8 +1,8 @@
 //! The actions of an operator: their names, calls, questions and results, for the commands, the board and the page.
 
 use crate::format::capitalised;
-use crate::messages::bulk::{Arguments, BulkCriteria, Choice, Verb};
-use crate::messages::sql::Sql;
+use crate::messages::bulk::{BulkCriteria, Choice, Verb};
+use crate::messages::sql::{Argument, Call};
 use crate::queries::Fetch;
 use outbox_core::words::Word;
 use serde::Deserialize;
@@ -16,7 +16,7 @@ pub struct OperatorAction {
 }
 
 /// Runs a call of one row, and returns the number of messages in its column `n`.
-pub async fn run<S: Fetch + Sync>(session: &S, call: &Sql) -> Result<i64, S::Error> {
+pub async fn run<S: Fetch + Sync>(session: &S, call: &Call) -> Result<i64, S::Error> {
     #[derive(Deserialize)]
     struct CountRow {
         n: i64,
@@ -28,8 +28,8 @@ pub async fn run<S: Fetch + Sync>(session: &S, call: &Sql) -> Result<i64, S::Err
 }
 
 impl OperatorAction {
-    /// The call. It returns one row with 1 in the column `n` if anything changed, or 0.
-    pub fn call(&self, reason: Option<&str>) -> Sql {
+    /// The call. Its number is 1 if anything changed, or 0.
+    pub fn call(&self, reason: Option<&str>) -> Call {
         let Self { verb, seq, destination } = self;
         if *verb == Verb::Replay {
             let only = Choice {
@@ -42,25 +42,22 @@ impl OperatorAction {
                 max_rows: Some(1),
                 ..Choice::default()
             };
-            let mut call = only.call(*verb, reason, false, Arguments::All);
-            // Else a message that was only for other destinations would be sent to this one.
-            call.push(" where exists (select from outbox_internal.message_rows(");
-            call.value(seq.unwrap_or_default(), "bigint")
-                .push(") m where m.destination = ");
-            call.value(destination, "text").push(")");
-            return call;
+            return Call {
+                // Else a message that was only for other destinations would be sent to this one.
+                only_of: seq.map(|seq| (seq, destination.clone())),
+                ..only.call(*verb, reason, false)
+            };
         }
-        let mut call = Sql::new(&format!("select @extschema@.outbox_{}(", verb.name()));
-        if let Some(seq) = seq {
-            call.value(seq, "bigint").push(", ");
+        let seq = seq.map(|seq| ("seq", Argument::BigInt(Some(seq))));
+        let others = [
+            ("destination", Argument::Text(Some(destination.clone()))),
+            ("reason", Argument::Text(reason.map(str::to_owned))),
+        ];
+        Call {
+            function: format!("outbox_{}", verb.name()),
+            arguments: seq.into_iter().chain(others).collect(),
+            only_of: None,
         }
-        call.value(destination, "text").push(", ");
-        match reason {
-            Some(reason) => call.value(reason, "text"),
-            None => call.push("null::text"),
-        };
-        call.push(")::integer as n");
-        call
     }
 
     /// `Retry message 7 to bus`, `Pause destination bus`

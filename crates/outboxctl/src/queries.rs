@@ -11,7 +11,7 @@ pub mod state;
 pub mod views;
 pub mod why;
 
-pub use qualified::{qualified, unqualified};
+pub use qualified::qualified;
 
 use serde::de::DeserializeOwned;
 use std::future::Future;

@@ -6,7 +6,7 @@ use crate::connect::Session;
 use crate::failure::{Code, Failure};
 use crate::format::{capitalised, counted};
 use crate::messages::When;
-use crate::messages::bulk::{Arguments, BulkCriteria, Choice, Verb};
+use crate::messages::bulk::{BulkCriteria, Choice, Verb};
 use crate::operation::{OperatorAction, run};
 use crate::output;
 use crate::screen::text::harmless;
@@ -120,7 +120,7 @@ async fn act_on_counted(
     consent: &Consent,
 ) -> Result<ExitCode, Failure> {
     let session = context.actor().await?;
-    let matched = run(&session, &choice.call(verb, None, true, Arguments::All)).await?;
+    let matched = run(&session, &choice.call(verb, None, true)).await?;
     let what = counted(matched, nouns.0, nouns.1);
     let is_done = !consent.dry_run && matched > 0;
     let mut done = 0;
@@ -129,7 +129,7 @@ async fn act_on_counted(
         consent.confirm(&question).await?;
         // A message that arrived after the count was not part of the question.
         choice.max_rows = i32::try_from(matched).ok().or(choice.max_rows);
-        let call = choice.call(verb, consent.reason.as_deref(), false, Arguments::All);
+        let call = choice.call(verb, consent.reason.as_deref(), false);
         done = run(&session, &call).await?;
     }
     let (action, dry_run) = (verb.name(), consent.dry_run);

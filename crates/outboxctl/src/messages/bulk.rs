@@ -1,7 +1,7 @@
 //! The calls that retry, discard or replay all messages that match the criteria, for the commands and for `serve`.
 
 use super::When;
-use super::sql::Sql;
+use super::sql::{Argument, Call};
 use clap::Args;
 use outbox_core::words::Word;
 
@@ -70,16 +70,6 @@ pub struct Choice {
     pub max_rows: Option<i32>,
 }
 
-/// Whether a call passes the arguments that have no value.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Arguments {
-    /// The call passes only the arguments with a value: it is shown to the user.
-    Given,
-    /// The call passes every argument with its type: it is run. Other roles may create functions in the schema of the
-    /// extension, but none of them can match such a call better.
-    All,
-}
-
 impl Verb {
     /// The verb in the past, for the result.
     pub fn past(self) -> &'static str {
@@ -116,59 +106,47 @@ impl Verb {
 }
 
 impl Choice {
-    /// The call. It returns one row with the number of messages in the column `n`.
-    pub fn call(&self, verb: Verb, reason: Option<&str>, dry_run: bool, arguments: Arguments) -> Sql {
-        let text = |value: &Option<String>| value.as_ref().map(|value| Sql::of(value, "text"));
-        let time = |value: &Option<When>| value.as_ref().map(When::sql);
-        let number = |value: Option<i64>| value.map(|value| Sql::of(value, "bigint"));
-        let small = |value: Option<i32>| value.map(|value| Sql::of(value, "integer"));
-        let (function, own) = match verb {
+    pub fn call(&self, verb: Verb, reason: Option<&str>, dry_run: bool) -> Call {
+        let text = |value: &Option<String>| Argument::Text(value.clone());
+        let time = |value: &Option<When>| Argument::Time(value.clone());
+        let (function, mut arguments) = match verb {
             Verb::Replay => (
                 "outbox_replay".to_owned(),
                 vec![
-                    ("source_destination", "text", text(&self.destination)),
-                    ("destination", "text", text(&self.to_destination)),
-                    ("created_from", "timestamptz", time(&self.since)),
-                    ("created_to", "timestamptz", time(&self.until)),
+                    ("source_destination", text(&self.destination)),
+                    ("destination", text(&self.to_destination)),
+                    ("created_from", time(&self.since)),
+                    ("created_to", time(&self.until)),
                 ],
             ),
             verb => (
                 format!("outbox_{}_where", verb.name()),
                 vec![
-                    ("destination", "text", text(&self.destination)),
-                    ("error_like", "text", text(&self.error_like)),
-                    ("attempts_below", "integer", small(self.attempts_below)),
-                    ("died_after", "timestamptz", time(&self.since)),
-                    ("died_before", "timestamptz", time(&self.until)),
+                    ("destination", text(&self.destination)),
+                    ("error_like", text(&self.error_like)),
+                    ("attempts_below", Argument::Integer(self.attempts_below)),
+                    ("died_after", time(&self.since)),
+                    ("died_before", time(&self.until)),
                 ],
             ),
         };
         let criteria = &self.criteria;
-        let no_limit = || Sql::new("null::integer"); // without the argument its default would apply
-        let common = [
-            ("type", "text", text(&criteria.event_type)),
-            ("aggregate_type", "text", text(&criteria.aggregate_type)),
-            ("aggregate_id", "text", text(&criteria.aggregate_id)),
-            ("key", "text", text(&criteria.key)),
-            ("seq_from", "bigint", number(criteria.seq_from)),
-            ("seq_to", "bigint", number(criteria.seq_to)),
-            (
-                "max_rows",
-                "integer",
-                Some(small(self.max_rows).unwrap_or_else(no_limit)),
-            ),
-            ("reason", "text", reason.map(|reason| Sql::of(reason, "text"))),
-        ];
-        let mut sql = Sql::new(&format!("select @extschema@.{function}("));
-        for (name, kind, value) in own.into_iter().chain(common) {
-            match value {
-                Some(value) => sql.push(&format!("{name} => ")).append(&value).push(", "),
-                None if arguments == Arguments::All => sql.push(&format!("{name} => null::{kind}, ")),
-                None => &mut sql,
-            };
+        arguments.extend([
+            ("type", text(&criteria.event_type)),
+            ("aggregate_type", text(&criteria.aggregate_type)),
+            ("aggregate_id", text(&criteria.aggregate_id)),
+            ("key", text(&criteria.key)),
+            ("seq_from", Argument::BigInt(criteria.seq_from)),
+            ("seq_to", Argument::BigInt(criteria.seq_to)),
+            ("max_rows", Argument::Integer(self.max_rows)),
+            ("reason", Argument::Text(reason.map(str::to_owned))),
+            ("dry_run", Argument::Boolean(dry_run)),
+        ]);
+        Call {
+            function,
+            arguments,
+            only_of: None,
         }
-        sql.push(&format!("dry_run => {dry_run}) as n"));
-        sql
     }
 }
 
@@ -179,7 +157,7 @@ mod tests {
     #[test]
     fn a_call_that_is_run_passes_every_argument() {
         for (verb, count) in [(Verb::Retry, 14), (Verb::Discard, 14), (Verb::Replay, 13)] {
-            let (sql, _) = Choice::default().call(verb, None, true, Arguments::All).to_run();
+            let (sql, _) = Choice::default().call(verb, None, true).to_run();
             assert_eq!(sql.matches(" => ").count(), count, "{sql}");
         }
     }
@@ -194,7 +172,7 @@ mod tests {
             max_rows: Some(7),
             ..Choice::default()
         };
-        let shown = choice.call(Verb::Discard, None, false, Arguments::Given).to_show();
+        let shown = choice.call(Verb::Discard, None, false).to_show();
         let expected = "select outbox_discard_where(key => 'it''s', max_rows => 7, dry_run => false) as n";
         assert_eq!(shown, expected);
     }

@@ -1,6 +1,5 @@
 //! The criteria of `list` and of a search on a page of `serve`.
 
-use super::sql::Sql;
 use clap::Args;
 use outbox_core::partition::Partition;
 use serde::{Serialize, Serializer};
@@ -80,17 +79,6 @@ pub fn uuid(text: &str) -> Result<String, String> {
 pub enum When {
     SecondsAgo(i64),
     At(String),
-}
-
-impl When {
-    pub fn sql(&self) -> Sql {
-        let mut sql = Sql::default();
-        match self {
-            Self::SecondsAgo(seconds) => sql.push("now() - ").value(format!("{seconds} s"), "interval"),
-            Self::At(moment) => sql.value(moment, "timestamptz"),
-        };
-        sql
-    }
 }
 
 /// As the search reads it: `7200s` is an age.

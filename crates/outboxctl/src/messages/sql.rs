@@ -1,77 +1,83 @@
-//! A statement that can be run, with its values as parameters, and shown to the user, with the values as literals.
+//! A call of a function of the extension that can be run, with its values as parameters, and shown to the user, with the
+//! given ones as literals.
 
-use crate::queries::unqualified;
+use super::When;
 use std::fmt::Write;
 
-#[derive(Clone, Debug, Default)]
-pub struct Sql {
-    pieces: Vec<Piece>,
+/// It returns one row with the number of messages in the column `n`.
+pub struct Call {
+    pub function: String,
+    pub arguments: Vec<(&'static str, Argument)>,
+    /// Nothing is called unless there is a message with this seq to this destination.
+    pub only_of: Option<(i64, String)>,
 }
 
-#[derive(Clone, Debug)]
-enum Piece {
-    Text(String),
-    /// A value, and the type to which it is cast.
-    Value(String, &'static str),
+/// The value of an argument. `None` = it is not given.
+pub enum Argument {
+    Text(Option<String>),
+    BigInt(Option<i64>),
+    Integer(Option<i32>),
+    Time(Option<When>),
+    Boolean(bool),
 }
 
-impl Sql {
-    pub fn new(text: &str) -> Self {
-        let mut sql = Self::default();
-        sql.push(text);
-        sql
-    }
-
-    pub fn of(value: impl ToString, kind: &'static str) -> Self {
-        let mut sql = Self::default();
-        sql.value(value, kind);
-        sql
-    }
-
-    pub fn push(&mut self, text: &str) -> &mut Self {
-        self.pieces.push(Piece::Text(text.to_owned()));
-        self
-    }
-
-    pub fn value(&mut self, value: impl ToString, kind: &'static str) -> &mut Self {
-        self.pieces.push(Piece::Value(value.to_string(), kind));
-        self
-    }
-
-    pub fn append(&mut self, other: &Self) -> &mut Self {
-        self.pieces.extend(other.pieces.iter().cloned());
-        self
-    }
-
-    /// The statement with `$1`, `$2` … and their values.
-    pub fn to_run(&self) -> (String, Vec<String>) {
-        let mut text = String::new();
+impl Call {
+    /// The statement with `$1`, `$2` … and their values. It passes every argument with its type: other roles may create
+    /// functions in the schema of the extension, but none of them can match such a call better.
+    pub fn to_run(&self) -> (String, Vec<Option<String>>) {
         let mut values = Vec::new();
-        for piece in &self.pieces {
-            match piece {
-                Piece::Text(piece) => text.push_str(piece),
-                Piece::Value(value, kind) => {
-                    values.push(value.clone());
-                    // Cast through text: otherwise the driver requires a different Rust type for each SQL type.
-                    write!(text, "${}::text::{kind}", values.len()).expect("write to a string");
+        // Cast through text: otherwise the driver requires a different Rust type for each SQL type.
+        let mut parameter = |value: Option<String>| {
+            values.push(value);
+            format!("${}::text", values.len())
+        };
+        let mut sql = format!("select @extschema@.{}(", self.function);
+        for (n, (name, argument)) in self.arguments.iter().enumerate() {
+            let comma = if n > 0 { ", " } else { "" };
+            let value = match argument {
+                Argument::Text(value) => parameter(value.clone()),
+                Argument::BigInt(value) => parameter(value.map(|n| n.to_string())) + "::bigint",
+                Argument::Integer(value) => parameter(value.map(|n| n.to_string())) + "::integer",
+                Argument::Time(Some(When::SecondsAgo(s))) => {
+                    format!("now() - {}::interval", parameter(Some(format!("{s} s"))))
                 }
-            }
+                Argument::Time(Some(When::At(moment))) => parameter(Some(moment.clone())) + "::timestamptz",
+                Argument::Time(None) => "null::timestamptz".to_owned(),
+                Argument::Boolean(value) => value.to_string(),
+            };
+            write!(sql, "{comma}{name} => {value}").expect("write to a string");
         }
-        (text, values)
+        sql.push_str(")::integer as n");
+        if let Some((seq, destination)) = &self.only_of {
+            let (seq, destination) = (parameter(Some(seq.to_string())), parameter(Some(destination.clone())));
+            write!(
+                sql,
+                " where exists (select from outbox_internal.message_rows({seq}::bigint) m where m.destination = {destination})"
+            )
+            .expect("write to a string");
+        }
+        (sql, values)
     }
 
-    /// The statement with its values as literals, ready to copy.
+    /// The statement with the given arguments as literals, ready to copy.
     pub fn to_show(&self) -> String {
-        let mut text = String::new();
-        for piece in &self.pieces {
-            match piece {
-                Piece::Text(piece) => text.push_str(&unqualified(piece)),
-                Piece::Value(value, "bigint" | "integer" | "smallint") => text.push_str(value),
-                Piece::Value(value, "text") => text.push_str(&quoted(value)),
-                Piece::Value(value, kind) => write!(text, "{} '{}'", kind, value.replace('\'', "''")).expect("write"),
-            }
-        }
-        text
+        let literal = |argument: &Argument| match argument {
+            Argument::Text(value) => value.as_deref().map(quoted),
+            Argument::BigInt(value) => value.map(|n| n.to_string()),
+            Argument::Integer(value) => value.map(|n| n.to_string()),
+            Argument::Time(value) => value.as_ref().map(|when| match when {
+                When::SecondsAgo(seconds) => format!("now() - interval '{seconds} s'"),
+                When::At(moment) => format!("timestamptz {}", quoted(moment)),
+            }),
+            Argument::Boolean(value) => Some(value.to_string()),
+        };
+        let given = self.arguments.iter();
+        let given = given.filter_map(|(name, argument)| Some(format!("{name} => {}", literal(argument)?)));
+        format!(
+            "select {}({}) as n",
+            self.function,
+            given.collect::<Vec<_>>().join(", ")
+        )
     }
 }
 
@@ -95,18 +101,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_statement_runs_with_parameters_and_is_shown_with_literals() {
-        let mut sql = Sql::new("select 1 where a = ");
-        sql.value("it's", "text").push(" and b = ").value(7, "bigint");
-        sql.push(" and c > ").value("2026-01-31", "timestamptz");
-        let (text, values) = sql.to_run();
+    fn a_call_runs_with_parameters_and_is_shown_with_literals() {
+        let call = Call {
+            function: "f".into(),
+            arguments: vec![
+                ("a", Argument::Text(Some("it's".into()))),
+                ("b", Argument::BigInt(Some(7))),
+                ("c", Argument::Time(Some(When::At("2026-01-31".into())))),
+                ("d", Argument::Time(Some(When::SecondsAgo(90)))),
+                ("e", Argument::Integer(None)),
+                ("f", Argument::Boolean(true)),
+            ],
+            only_of: None,
+        };
+        let (text, values) = call.to_run();
         assert_eq!(
             text,
-            "select 1 where a = $1::text::text and b = $2::text::bigint and c > $3::text::timestamptz"
+            "select @extschema@.f(a => $1::text, b => $2::text::bigint, c => $3::text::timestamptz, \
+             d => now() - $4::text::interval, e => $5::text::integer, f => true)::integer as n"
         );
-        assert_eq!(values, ["it's", "7", "2026-01-31"]);
-        let shown = "select 1 where a = 'it''s' and b = 7 and c > timestamptz '2026-01-31'";
-        assert_eq!(sql.to_show(), shown);
+        let values: Vec<_> = values.iter().map(Option::as_deref).collect();
+        assert_eq!(
+            values,
+            [Some("it's"), Some("7"), Some("2026-01-31"), Some("90 s"), None]
+        );
+        assert_eq!(
+            call.to_show(),
+            "select f(a => 'it''s', b => 7, c => timestamptz '2026-01-31', d => now() - interval '90 s', f => true) as n"
+        );
     }
 
     #[test]

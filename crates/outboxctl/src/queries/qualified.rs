@@ -13,11 +13,6 @@ pub fn qualified(sql: &str, schema: &str) -> String {
     sql.replace(&format!("'{SCHEMA}"), &in_literal).replace(SCHEMA, &prefix)
 }
 
-/// The statement for a user, who has the schema in search_path.
-pub fn unqualified(sql: &str) -> String {
-    sql.replace(SCHEMA, "")
-}
-
 #[cfg(test)]
 mod tests {
     use super::qualified;

@@ -11,9 +11,9 @@ use super::session::{MonitorSession, SessionPurpose};
 use super::snapshot::MonitorSnapshot;
 use crate::failure::{Code, Failure};
 use crate::format::capitalised;
-use crate::messages::bulk::{Arguments, BulkCriteria, Choice, Verb};
+use crate::messages::bulk::{BulkCriteria, Choice, Verb};
 use crate::messages::page::MessageRow;
-use crate::messages::sql::Sql;
+use crate::messages::sql::Call;
 use crate::messages::{Filter, tab};
 use crate::operation::{OperatorAction, run};
 use crate::queries::state::MessageStatus;
@@ -210,7 +210,7 @@ impl<'a> MonitorAction<'a> {
                     return self.confirm(context, Some("The typed text does not match.")).await;
                 }
                 // At most as many as were counted, whatever arrived since.
-                vec![chosen(*verb, &parsed(search)?, n)?.call(*verb, reason, false, Arguments::All)]
+                vec![chosen(*verb, &parsed(search)?, n)?.call(*verb, reason, false)]
             }
             Self::Each(actions) => actions.iter().map(|action| action.call(reason)).collect(),
         };
@@ -266,13 +266,13 @@ fn selected(verb: Verb, fields: &Fields) -> Result<Vec<OperatorAction>, Failure>
 /// The number of messages that the search finds, and the call that acts on them, to show.
 async fn counted(context: &PageContext, verb: Verb, search: &str) -> Result<(i64, String), Failure> {
     let filter = parsed(search)?;
-    let call = chosen(verb, &filter, BULK_MAX)?.call(verb, None, true, Arguments::All);
+    let call = chosen(verb, &filter, BULK_MAX)?.call(verb, None, true);
     let counting = async |session: &MonitorSession| {
         session.execute("begin read only").await?; // although the session may act
         run(session, &call).await // the session ends, and the transaction with it
     };
     let n = context.database.pool.run(purpose(context), counting).await?;
-    let shown = chosen(verb, &filter, n.max(1))?.call(verb, Some("why"), false, Arguments::Given);
+    let shown = chosen(verb, &filter, n.max(1))?.call(verb, Some("why"), false);
     Ok((n, shown.to_show()))
 }
 
@@ -295,7 +295,7 @@ fn purpose(context: &PageContext) -> SessionPurpose {
 }
 
 /// Makes the calls in one transaction, and returns the number of changed messages.
-async fn change(context: &PageContext, calls: &[Sql]) -> Result<i64, Failure> {
+async fn change(context: &PageContext, calls: &[Call]) -> Result<i64, Failure> {
     let act = async |session: &MonitorSession| {
         session.execute("begin").await?;
         let mut changed = 0;
@@ -367,7 +367,7 @@ mod tests {
 
     fn shown(verb: Verb, text: &str) -> Result<String, String> {
         let chosen = chosen(verb, &search::parse(text).unwrap(), 7);
-        let shown = |chosen: Choice| chosen.call(verb, Some("it's late"), false, Arguments::Given).to_show();
+        let shown = |chosen: Choice| chosen.call(verb, Some("it's late"), false).to_show();
         chosen.map(shown).map_err(|failure| failure.message)
     }
 
