@@ -20,7 +20,7 @@ use crate::queries::state::MessageStatus;
 use axum::extract::{Form, Path};
 use axum::http::Method;
 use axum::response::{IntoResponse, Response};
-use maud::html;
+use maud::{Markup, html};
 use outbox_core::words::Word;
 
 /// The most messages that one action changes.
@@ -106,99 +106,38 @@ impl<'a> MonitorAction<'a> {
         }
     }
 
-    /// The form that asks for confirmation. Many messages are counted first.
+    /// The form that asks for confirmation. It is sent to the address of its page.
     async fn confirm(&self, context: &PageContext, refused: Option<&str>) -> Result<Response, Failure> {
         let verb = self.verb();
         let what = capitalised(verb.name());
-        let mut hidden = vec![("verb", verb.name().to_owned())];
-        let (mut typed, mut sql) = (None, None);
-        let mut is_possible = true;
+        let question = match self {
+            Self::Bulk(verb, search) => question_on_search(context, *verb, search).await?,
+            Self::Each(actions) => question_on_actions(actions),
+        };
         let reason = match verb {
             Verb::Pause => "Reason, for operators and the audit",
             _ => "Reason, for the audit",
         };
-        let (page, title, about) = match self {
-            Self::Bulk(verb, search) => {
-                let (n, call) = counted(context, *verb, search).await?;
-                is_possible = n > 0;
-                hidden.extend([("q", (*search).to_owned()), ("count", n.to_string())]);
-                (typed, sql) = (Some(format!("{} {n}", verb.name())), Some(call));
-                let (of, back) = match verb {
-                    Verb::Replay if parsed(search)?.destination.is_some() => {
-                        ("published messages", MessageStatus::Published)
-                    }
-                    Verb::Replay => ("published or discarded messages", MessageStatus::Published),
-                    _ => ("dead letters", MessageStatus::Dead),
-                };
-                let sample = if n > 0 {
-                    sample(context, back, search).await?
-                } else {
-                    Vec::new()
-                };
-                let about = html! {
-                    p { @if search.is_empty() { "All of them." } @else { "Those that match the search " code { (search) } "." } }
-                    @if n >= BULK_MAX { p.note { "No more than " (count(BULK_MAX)) " at a time, the lowest seqs first. Do it again for the rest." } }
-                    @if n == 0 { p.empty { "No message matches." } }
-                    @if !sample.is_empty() {
-                        h3 { @if n > sample.len() as i64 { "The latest " (sample.len()) " by cause" } @else { "By cause" } }
-                        (Causes::of_page(&sample).list())
-                        h3 { "For example" }
-                        ul.sample { @for row in sample.iter().take(EXAMPLES) {
-                            @let (seq, to) = (row.number("seq"), row.text("destination").unwrap_or_default());
-                            li { a href=(message_path(seq, to)) { (seq) } " " (row.text("type").unwrap_or_default()) " " (row.text("key").unwrap_or_default()) }
-                        } }
-                    }
-                    p { a href={ (back.path()) "&q=" (encode(search)) } { "Back to the messages" } }
-                };
-                (MonitorPage::Messages, format!("{what} {} {of}", count(n)), about)
-            }
-            Self::Each(actions) => {
-                let mut page = MonitorPage::Destinations;
-                for OperatorAction { seq, destination, .. } in actions {
-                    hidden.push(match seq {
-                        Some(seq) => ("m", format!("{seq} {destination}")),
-                        None => ("destination", destination.clone()),
-                    });
-                    if seq.is_some() {
-                        page = MonitorPage::Messages;
-                    }
-                }
-                let title = match &actions[..] {
-                    [only] => only.title(),
-                    all => format!("{what} {} messages", all.len()),
-                };
-                let about = html! {
-                    p { @if actions.len() > 1 { "Of each: " } (verb.meaning()) }
-                    ul { @for OperatorAction { seq, destination: to, .. } in actions { li {
-                        @match seq {
-                            Some(seq) => { a href=(message_path(*seq, to)) { (seq) } " to " (to) }
-                            None => { a href="destinations" { "Back to the destinations" } }
-                        }
-                    } } }
-                };
-                (page, title, about)
-            }
-        };
         let body = html! {
             @if let Some(refused) = refused { (problem("Nothing was done", refused)) }
             section.panel {
-                (about)
-                // It is sent to the address of this page.
-                @if is_possible { form.confirm method="post" {
+                (question.about)
+                @if question.is_possible { form.confirm method="post" {
                     (context.form_token())
-                    @for (name, value) in &hidden { input type="hidden" name=(name) value=(value); }
+                    input type="hidden" name="verb" value=(verb.name());
+                    @for (name, value) in &question.fields { input type="hidden" name=(name) value=(value); }
                     label for="reason" { (reason) }
                     input #reason name="reason" autocomplete="off" maxlength="500";
-                    @if let Some(typed) = &typed {
+                    @if let Some(typed) = &question.typed {
                         label for="typed" { "Type " code { (typed) } " to confirm" }
                         input #typed name="typed" autocomplete="off" required pattern=(typed) title=(typed);
                     }
                     button.primary.danger[verb == Verb::Discard] { (what) }
                 } }
             }
-            @if let Some(sql) = sql { (as_sql([&*sql])) }
+            @if let Some(sql) = &question.sql { (as_sql([&**sql])) }
         };
-        Ok(context.layout(page, &title, &body).into_response())
+        Ok(context.layout(question.page, &question.title, &body).into_response())
     }
 
     async fn carry_out(&self, context: &PageContext, fields: &Fields) -> Result<Response, Failure> {
@@ -236,6 +175,90 @@ impl<'a> MonitorAction<'a> {
             _ => format!("act/done?verb={}&n={changed}", self.verb().name()),
         };
         Ok(context.request.redirect(&to))
+    }
+}
+
+/// What a form asks before an action.
+struct Question {
+    page: MonitorPage,
+    title: String,
+    about: Markup,
+    /// What the form sends back.
+    fields: Vec<(&'static str, String)>,
+    /// What must be typed.
+    typed: Option<String>,
+    sql: Option<String>,
+    is_possible: bool,
+}
+
+/// The messages that a search finds are counted first.
+async fn question_on_search(context: &PageContext, verb: Verb, search: &str) -> Result<Question, Failure> {
+    let (n, call) = counted(context, verb, search).await?;
+    let (of, back) = match verb {
+        Verb::Replay if parsed(search)?.destination.is_some() => ("published messages", MessageStatus::Published),
+        Verb::Replay => ("published or discarded messages", MessageStatus::Published),
+        _ => ("dead letters", MessageStatus::Dead),
+    };
+    let sample = match n {
+        0 => Vec::new(),
+        _ => sample(context, back, search).await?,
+    };
+    let about = html! {
+        p { @if search.is_empty() { "All of them." } @else { "Those that match the search " code { (search) } "." } }
+        @if n >= BULK_MAX { p.note { "No more than " (count(BULK_MAX)) " at a time, the lowest seqs first. Do it again for the rest." } }
+        @if n == 0 { p.empty { "No message matches." } }
+        @if !sample.is_empty() {
+            h3 { @if n > sample.len() as i64 { "The latest " (sample.len()) " by cause" } @else { "By cause" } }
+            (Causes::of_page(&sample).list())
+            h3 { "For example" }
+            ul.sample { @for row in sample.iter().take(EXAMPLES) {
+                @let (seq, to) = (row.number("seq"), row.text("destination").unwrap_or_default());
+                li { a href=(message_path(seq, to)) { (seq) } " " (row.text("type").unwrap_or_default()) " " (row.text("key").unwrap_or_default()) }
+            } }
+        }
+        p { a href={ (back.path()) "&q=" (encode(search)) } { "Back to the messages" } }
+    };
+    Ok(Question {
+        page: MonitorPage::Messages,
+        title: format!("{} {} {of}", capitalised(verb.name()), count(n)),
+        about,
+        fields: vec![("q", search.to_owned()), ("count", n.to_string())],
+        typed: Some(format!("{} {n}", verb.name())),
+        sql: Some(call),
+        is_possible: n > 0,
+    })
+}
+
+/// The messages, or the destination, are named.
+fn question_on_actions(actions: &[OperatorAction]) -> Question {
+    let verb = actions[0].verb;
+    let field = |OperatorAction { seq, destination, .. }: &OperatorAction| match seq {
+        Some(seq) => ("m", format!("{seq} {destination}")),
+        None => ("destination", destination.clone()),
+    };
+    let about = html! {
+        p { @if actions.len() > 1 { "Of each: " } (verb.meaning()) }
+        ul { @for OperatorAction { seq, destination: to, .. } in actions { li {
+            @match seq {
+                Some(seq) => { a href=(message_path(*seq, to)) { (seq) } " to " (to) }
+                None => { a href="destinations" { "Back to the destinations" } }
+            }
+        } } }
+    };
+    Question {
+        page: match actions[0].seq {
+            Some(_) => MonitorPage::Messages,
+            None => MonitorPage::Destinations,
+        },
+        title: match actions {
+            [only] => only.title(),
+            all => format!("{} {} messages", capitalised(verb.name()), all.len()),
+        },
+        about,
+        fields: actions.iter().map(field).collect(),
+        typed: None,
+        sql: None,
+        is_possible: true,
     }
 }
 

@@ -13,7 +13,7 @@ use crate::messages::sql::quoted;
 use crate::queries::Fetch;
 use crate::queries::message::{ATTEMPTS, Attempt, EVENT, MESSAGE, StoredEvent, StoredMessageRow};
 use crate::queries::state::MessageStatus;
-use crate::queries::why;
+use crate::queries::why::{self, Reason};
 use axum::body::Bytes;
 use axum::extract::{Form, Path};
 use axum::http::header;
@@ -206,37 +206,11 @@ async fn shown(context: &PageContext, session: &MonitorSession, seq: i64, to: Op
         Some(event) if event.error.is_none() => publication_of(first, event),
         _ => Err("The event cannot be read here.".to_owned()),
     };
-    let (title, may_act, now_s) = (format!("Message {seq}"), context.viewer.may_act, context.now_s());
-    let verbs = row
-        .status
-        .known()
-        .filter(|_| may_act)
-        .map_or(&[][..], MessageStatus::verbs);
-    let is_told = |error: &String| reasons.iter().any(|reason| reason.why.contains(error.as_str()));
+    let (title, now_s) = (format!("Message {seq}"), context.now_s());
     let shown = html! {
         h1 { (title) " to " (row.destination) " " (state_badge(&row.status)) }
-        @for reason in &reasons {
-            div.obstacle.plain[reason.remedy.is_none()].warn[reason.remedy.is_some()] {
-                p { (reason.why) }
-                @if let Some(text) = &reason.remedy { (remedy(text)) }
-            }
-            div.actions {
-                @if let Some(seq) = reason.behind {
-                    @if may_act { (retry(context, seq, &row.destination, &format!("Retry {seq} now"))) }
-                    a.button href=(message_path(seq, &row.destination)) { "See message " (seq) }
-                    @if may_act { a.button.danger href=(act_path(Verb::Discard, seq, &row.destination)) { "Discard " (seq) "…" } }
-                }
-                @if may_act && reason.reason == "paused" && reason.remedy.is_some() {
-                    a.button.primary href={ "act/resume?destination=" (encode(&row.destination)) } { "Resume " (row.destination) "…" }
-                }
-            }
-        }
-        @if !verbs.is_empty() {
-            div.actions { @for verb in verbs {
-                @if *verb == Verb::Retry { (retry(context, row.seq, &row.destination, "Retry now")) }
-                @else { a.button.danger[*verb == Verb::Discard] href=(act_path(*verb, row.seq, &row.destination)) { (capitalised(verb.name())) "…" } }
-            } }
-        }
+        @for reason in &reasons { (obstacle(context, row, reason)) }
+        (actions(context, row))
         section.panel {
             h2 { "Event" }
             @match &event {
@@ -254,32 +228,78 @@ async fn shown(context: &PageContext, session: &MonitorSession, seq: i64, to: Op
                 tbody { @for same in attempts.chunk_by(|a, b| (&a.outcome, &a.error) == (&b.outcome, &b.error)) { (folded(same, now_s)) } }
             } } }
         }
-        section.panel {
-            h2 { "State" }
-            dl.facts {
-                div { dt { "Destination" } dd { a href="destinations" { (row.destination) } } }
-                div { dt { "Key" } dd { @match &row.key { Some(key) => { (copyable(key)) } None => { "none: not ordered" } } } }
-                div { dt { "Partition" } dd { a href="partitions" { (row.partition_key) } } }
-                div { dt { "Attempts charged" } dd { (row.attempts) } }
-                div { dt { "Enqueued" } dd { (distance(&row.enqueued_at, now_s)) } }
-                @if let Some((what, at)) = row.time() { div { dt { (what) } dd { (distance(at, now_s)) } } }
-                @if let Some(at) = &row.expires_at { div { dt { "Expires" } dd { (distance(at, now_s)) } } }
-                @if row.replayed { div { dt { "Replayed" } dd { "yes" } } }
-                @if let Some(error) = row.last_error.as_ref().filter(|error| !is_told(error)) { div.wide { dt { "Last error" } dd.error { (error) } } }
-            }
-            @if !others.is_empty() {
-                p.note { "Also: " @for (index, LocatedMessage { row: other, .. }) in others.iter().enumerate() {
-                    @if index > 0 { ", " }
-                    a href=(message_path(other.seq, &other.destination)) { (other.status) " to " (other.destination) }
-                    @if let Some((_, at)) = other.time() { " " (distance(at, now_s)) }
-                } }
-            }
-        }
+        section.panel { h2 { "State" } (state(row, &reasons, now_s)) (also(others, now_s)) }
         (sent(publication, first.is_over()))
         (as_sql(sql(row).lines()))
     };
     let body = html! { div #message data-refresh { (shown) } };
     Ok(context.frame(MonitorPage::Messages, &title, &body))
+}
+
+/// Why the message waits, and what ends that.
+fn obstacle(context: &PageContext, row: &StoredMessageRow, reason: &Reason) -> Markup {
+    let (to, may_act) = (&row.destination, context.viewer.may_act);
+    html! {
+        div.obstacle.plain[reason.remedy.is_none()].warn[reason.remedy.is_some()] {
+            p { (reason.why) }
+            @if let Some(text) = &reason.remedy { (remedy(text)) }
+        }
+        div.actions {
+            @if let Some(seq) = reason.behind {
+                @if may_act { (retry(context, seq, to, &format!("Retry {seq} now"))) }
+                a.button href=(message_path(seq, to)) { "See message " (seq) }
+                @if may_act { a.button.danger href=(act_path(Verb::Discard, seq, to)) { "Discard " (seq) "…" } }
+            }
+            @if may_act && reason.reason == "paused" && reason.remedy.is_some() {
+                a.button.primary href={ "act/resume?destination=" (encode(to)) } { "Resume " (to) "…" }
+            }
+        }
+    }
+}
+
+/// The actions on a message of this status.
+fn actions(context: &PageContext, row: &StoredMessageRow) -> Markup {
+    let status = row.status.known().filter(|_| context.viewer.may_act);
+    let verbs = status.map_or(&[][..], MessageStatus::verbs);
+    html! {
+        @if !verbs.is_empty() {
+            div.actions { @for verb in verbs {
+                @if *verb == Verb::Retry { (retry(context, row.seq, &row.destination, "Retry now")) }
+                @else { a.button.danger[*verb == Verb::Discard] href=(act_path(*verb, row.seq, &row.destination)) { (capitalised(verb.name())) "…" } }
+            } }
+        }
+    }
+}
+
+/// An error that a reason has told already is left out.
+fn state(row: &StoredMessageRow, reasons: &[Reason], now_s: f64) -> Markup {
+    let is_told = |error: &String| reasons.iter().any(|reason| reason.why.contains(error.as_str()));
+    html! {
+        dl.facts {
+            div { dt { "Destination" } dd { a href="destinations" { (row.destination) } } }
+            div { dt { "Key" } dd { @match &row.key { Some(key) => { (copyable(key)) } None => { "none: not ordered" } } } }
+            div { dt { "Partition" } dd { a href="partitions" { (row.partition_key) } } }
+            div { dt { "Attempts charged" } dd { (row.attempts) } }
+            div { dt { "Enqueued" } dd { (distance(&row.enqueued_at, now_s)) } }
+            @if let Some((what, at)) = row.time() { div { dt { (what) } dd { (distance(at, now_s)) } } }
+            @if let Some(at) = &row.expires_at { div { dt { "Expires" } dd { (distance(at, now_s)) } } }
+            @if row.replayed { div { dt { "Replayed" } dd { "yes" } } }
+            @if let Some(error) = row.last_error.as_ref().filter(|error| !is_told(error)) { div.wide { dt { "Last error" } dd.error { (error) } } }
+        }
+    }
+}
+
+/// The other rows with this seq.
+fn also(others: &[LocatedMessage], now_s: f64) -> Markup {
+    html! {
+        @if !others.is_empty() {
+            p.note { "Also: " @for (index, LocatedMessage { row, .. }) in others.iter().enumerate() {
+                @if index > 0 { ", " }
+                a href=(message_path(row.seq, &row.destination)) { (row.status) " to " (row.destination) }
+                @if let Some((_, at)) = row.time() { " " (distance(at, now_s)) }
+            } }
+        }
+    }
 }
 
 /// A line for attempts with the same result that follow each other, the latest first.

@@ -37,7 +37,7 @@ use axum::routing::{get, post};
 use axum::{Router, middleware};
 use base::BasePath;
 use clap::Args;
-use context::{DOWNLOADS_MAX, Database, PageContext, STREAMS_MAX, Site};
+use context::{DOWNLOADS_MAX, PageContext, STREAMS_MAX, Site};
 use futures_util::future::join_all;
 use live::live_page;
 use outbox_transport::network::Network;
@@ -45,11 +45,11 @@ use page::MonitorPage;
 use poller::Poller;
 use proxy::TrustedProxy;
 use serde_json::json;
-use session::{PATIENCE, SessionPool};
+use session::PATIENCE;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
@@ -99,41 +99,13 @@ pub async fn run(context: &CommandContext, args: &ServeArgs) -> Result<ExitCode,
     )?;
     let forms: Result<Vec<_>, _> = connects.iter().map(connect::names).collect();
     let names = databases::names(&forms?)?;
-    // A single database may ask for a password.
-    let patience = if names.len() > 1 { PATIENCE } else { Duration::MAX };
-    let mut pollers: Vec<Poller> = connects.iter().cloned().map(Poller::new).collect();
-    let views = join_all(pollers.iter_mut().map(|poller| poller.look(None, patience))).await;
-    let lost: Vec<_> = views
-        .iter()
-        .zip(&names)
-        .filter_map(|(view, name)| Some((name, &view.lost.as_ref()?.failure)))
-        .collect();
-    if lost.len() == names.len() {
-        return Err(lost[0].1.clone());
-    }
-    for (name, failure) in lost {
-        eprintln!("outboxctl: warning: database {name}: {failure}");
-    }
+    let pollers = open_pollers(&args.base_path, &names, connects).await?;
     let listener = TcpListener::bind(address).await.map_err(|error| {
         Failure::new(Code::Refused, format!("cannot listen at {address}: {error}"))
             .hint("Give another address or port with --listen.")
     })?;
     let bound = listener.local_addr().unwrap_or(address);
-    let opened = names.iter().zip(connects).zip(views).map(|((name, connect), view)| {
-        let (sender, views) = watch::channel(Arc::new(view));
-        let database = Arc::new(Database {
-            name: name.clone(),
-            base: match names.len() {
-                1 => args.base_path.clone(),
-                _ => args.base_path.of_database(&databases::word(name)),
-            },
-            pool: SessionPool::new(connect),
-            views,
-            asked_at: watch::Sender::new(Instant::now()),
-        });
-        (database, sender)
-    });
-    let (databases, senders): (Vec<_>, Vec<_>) = opened.unzip();
+    let databases: Vec<_> = pollers.iter().map(|poller| Arc::clone(&poller.database)).collect();
     let site = Arc::new(Site {
         access: Arc::new(access),
         base: args.base_path.clone(),
@@ -160,8 +132,8 @@ pub async fn run(context: &CommandContext, args: &ServeArgs) -> Result<ExitCode,
         println!("Outbox Monitor of {of} {} at {url} ({what})", names.join(", "));
     }
     let mut reading = JoinSet::new(); // ends them with it
-    for ((poller, database), sender) in pollers.into_iter().zip(&site.databases).zip(senders) {
-        reading.spawn(poller.run(Arc::clone(&site), Arc::clone(database), sender));
+    for poller in pollers {
+        reading.spawn(poller.run(Arc::clone(&site)));
     }
     tokio::select! {
         never = connections::serve(listener, router(Arc::clone(&site)), move |request| site.route(request)) => match never {},
@@ -173,6 +145,33 @@ pub async fn run(context: &CommandContext, args: &ServeArgs) -> Result<ExitCode,
             Err(Failure::new(Code::Refused, ended))
         }
     }
+}
+
+/// A poller for each database, after its first reading. It is an error if no database can be read.
+async fn open_pollers(base: &BasePath, names: &[String], connects: Vec<ConnectArgs>) -> Result<Vec<Poller>, Failure> {
+    let base_of = |name: &String| match names {
+        [_] => base.clone(),
+        _ => base.of_database(&databases::word(name)),
+    };
+    let pollers = names.iter().zip(connects);
+    let mut pollers: Vec<_> = pollers
+        .map(|(name, connect)| Poller::new(name, base_of(name), connect))
+        .collect();
+    // A single database may ask for a password.
+    let patience = if names.len() > 1 { PATIENCE } else { Duration::MAX };
+    join_all(pollers.iter_mut().map(|poller| poller.refresh(patience))).await;
+    let views: Vec<_> = pollers.iter().map(|poller| poller.database.view()).collect();
+    let lost = views.iter().zip(names);
+    let lost: Vec<_> = lost
+        .filter_map(|(view, name)| Some((name, &view.lost.as_ref()?.failure)))
+        .collect();
+    if lost.len() == names.len() {
+        return Err(lost[0].1.clone());
+    }
+    for (name, failure) in lost {
+        eprintln!("outboxctl: warning: database {name}: {failure}");
+    }
+    Ok(pollers)
 }
 
 impl ServeArgs {

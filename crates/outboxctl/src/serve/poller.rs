@@ -2,11 +2,12 @@
 //! once a second while a page is open, and every few seconds otherwise.
 
 use super::backlog::BacklogHistory;
+use super::base::BasePath;
 use super::chart::PERIODS;
 use super::context::{Database, Site, View};
 use super::databases;
 use super::live::live_parts;
-use super::session::{MonitorSession, PATIENCE, SessionPurpose, no_answer};
+use super::session::{MonitorSession, PATIENCE, SessionPool, SessionPurpose, no_answer};
 use super::snapshot::{Lost, MonitorSnapshot, SlowParts};
 use crate::connect::ConnectArgs;
 use crate::failure::Failure;
@@ -26,7 +27,8 @@ const REST_PER_REFRESH: u32 = 9;
 
 /// The session, and what is kept from one reading to the next.
 pub struct Poller {
-    args: ConnectArgs,
+    pub database: Arc<Database>,
+    views: watch::Sender<Arc<View>>,
     /// None: lost.
     session: Option<MonitorSession>,
     slow: SlowParts,
@@ -34,61 +36,71 @@ pub struct Poller {
 }
 
 impl Poller {
-    pub fn new(args: ConnectArgs) -> Self {
+    pub fn new(name: &str, base: BasePath, args: ConnectArgs) -> Self {
+        let backlog = BacklogHistory::default();
+        let unread = View {
+            live: live_parts(None, None, &backlog),
+            snapshot: None,
+            lost: None,
+            read_at: SystemTime::now(),
+        };
+        let views = watch::Sender::new(Arc::new(unread));
+        let database = Database {
+            name: name.to_owned(),
+            base,
+            pool: SessionPool::new(args),
+            views: views.subscribe(),
+            asked_at: watch::Sender::new(Instant::now()),
+        };
         Self {
-            args,
+            database: Arc::new(database),
+            views,
             session: None,
             slow: SlowParts::default(),
-            backlog: BacklogHistory::default(),
+            backlog,
         }
     }
 
     /// One reading, for at most `patience`. Without an answer the view has the values of the one before.
-    pub async fn look(&mut self, before: Option<&View>, patience: Duration) -> View {
+    pub async fn refresh(&mut self, patience: Duration) {
         let read = timeout(patience, self.read()).await.unwrap_or_else(|_| {
             self.session.take().map(|session| tokio::spawn(session.cancel()));
             Err(no_answer())
         });
+        let before = self.database.view();
         let (snapshot, lost, read_at) = match read {
             Ok(snapshot) => (Some(snapshot), None, SystemTime::now()),
             Err(failure) => {
-                let lost = before.and_then(|view| view.lost.as_ref());
-                let since = lost.map_or_else(SystemTime::now, |lost| lost.since);
-                let snapshot = before.and_then(|view| view.snapshot.clone());
-                (
-                    snapshot,
-                    Some(Lost { since, failure }),
-                    before.map_or(since, |view| view.read_at),
-                )
+                let since = before.lost.as_ref().map_or_else(SystemTime::now, |lost| lost.since);
+                (before.snapshot.clone(), Some(Lost { since, failure }), before.read_at)
             }
         };
-        View {
+        self.views.send_replace(Arc::new(View {
             live: live_parts(snapshot.as_ref(), lost.as_ref(), &self.backlog),
             snapshot,
             lost,
             read_at,
-        }
+        }));
     }
 
     /// Reads forever.
-    pub async fn run(mut self, site: Arc<Site>, database: Arc<Database>, views: watch::Sender<Arc<View>>) {
+    pub async fn run(mut self, site: Arc<Site>) {
         loop {
             let started = Instant::now();
-            let before = views.borrow().clone();
-            views.send_replace(Arc::new(self.look(Some(&before), PATIENCE).await));
+            self.refresh(PATIENCE).await;
             if site.has_several() {
                 // Within the lock, so that the last list has the last views.
                 site.list
                     .send_modify(|list| *list = Arc::new(databases::view(&site.databases)));
             }
-            wait(&database, &views, started).await;
+            wait(&self.database, &self.views, started).await;
         }
     }
 
     async fn read(&mut self) -> Result<MonitorSnapshot, Failure> {
         if self.session.as_ref().is_none_or(MonitorSession::is_closed) {
             self.slow = SlowParts::default();
-            self.session = Some(MonitorSession::open(&self.args, &SessionPurpose::Watch).await?);
+            self.session = Some(MonitorSession::open(&self.database.pool.args, &SessionPurpose::Watch).await?);
         }
         let session = self.session.as_ref().expect("opened above");
         let read = MonitorSnapshot::read(session, &mut self.slow).await;
