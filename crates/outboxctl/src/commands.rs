@@ -19,7 +19,6 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::future::Future;
 use std::process::ExitCode;
-use tokio_postgres::types::ToSql;
 
 /// The options that all commands share.
 pub struct CommandContext {
@@ -79,15 +78,17 @@ impl Session {
         }
     }
 
-    /// Runs a statement and returns each row as a JSON object, its columns in their order.
-    pub async fn query(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Value>, Failure> {
+    /// Runs a statement and returns its rows, read by the names of their columns.
+    pub async fn query<T: DeserializeOwned>(&self, sql: &str, parameters: &Parameters<'_>) -> Result<Vec<T>, Failure> {
         let sql = self.qualified(&as_json(sql));
         // Without parameters it need not be prepared, which would take a round trip.
         let rows = match parameters {
             [] => self.client.query_typed(&sql, &[]).await?,
             parameters => self.client.query(&sql, parameters).await?,
         };
-        Ok(rows.iter().map(|row| row.get(0)).collect())
+        rows.iter()
+            .map(|row| Ok(serde_json::from_value(row.try_get(0)?)?))
+            .collect()
     }
 
     /// Whether the role of this session may read events, and so payloads.
@@ -96,22 +97,19 @@ impl Session {
         Ok(self.client.query_one(&sql, &[]).await?.get(0))
     }
 
-    /// Runs a statement that Ctrl-C cancels.
-    pub async fn rows(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Value>, Failure> {
-        self.until_done(self.query(sql, parameters)).await
+    /// Runs a statement that Ctrl-C cancels, and returns each row as a JSON object, its columns in their order.
+    pub async fn rows(&self, sql: &str, parameters: &Parameters<'_>) -> Result<Vec<Value>, Failure> {
+        self.fetch(sql, parameters).await
     }
 }
 
 impl Fetch for Session {
-    type Error = Failure;
-
     async fn fetch<T: DeserializeOwned + Send>(
         &self,
         sql: &str,
         parameters: &Parameters<'_>,
     ) -> Result<Vec<T>, Failure> {
-        let rows = self.rows(sql, parameters).await?.into_iter();
-        Ok(rows.map(serde_json::from_value).collect::<Result<_, _>>()?)
+        self.until_done(self.query(sql, parameters)).await
     }
 }
 

@@ -1,5 +1,6 @@
 //! The actions of an operator: their names, calls, questions and results, for the commands, the board and the page.
 
+use crate::failure::Failure;
 use crate::format::capitalised;
 use crate::messages::bulk::{BulkCriteria, Choice, Verb};
 use crate::messages::sql::{Argument, Call};
@@ -16,7 +17,7 @@ pub struct OperatorAction {
 }
 
 /// Runs a call of one row, and returns the number of messages in its column `n`.
-pub async fn run<S: Fetch + Sync>(session: &S, call: &Call) -> Result<i64, S::Error> {
+pub async fn run<S: Fetch>(session: &S, call: &Call) -> Result<i64, Failure> {
     #[derive(Deserialize)]
     struct CountRow {
         n: i64,

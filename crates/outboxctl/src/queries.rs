@@ -13,6 +13,7 @@ pub mod why;
 
 pub use qualified::qualified;
 
+use crate::failure::Failure;
 use serde::de::DeserializeOwned;
 use std::future::Future;
 use tokio_postgres::types::ToSql;
@@ -25,15 +26,13 @@ pub const IN_ORDER: &str = "set enable_sort = off";
 
 /// A session that runs the queries of this module. Each implementation decides how: it prepares statements once,
 /// cancels them on Ctrl-C, or skips a statement for a while if the role lacks the privilege.
-pub trait Fetch {
-    type Error;
-
+pub trait Fetch: Sync {
     /// Runs a statement, and returns its rows, read by the names of their columns.
     fn fetch<T: DeserializeOwned + Send>(
         &self,
         sql: &str,
         parameters: &Parameters<'_>,
-    ) -> impl Future<Output = Result<Vec<T>, Self::Error>> + Send;
+    ) -> impl Future<Output = Result<Vec<T>, Failure>> + Send;
 }
 
 /// Wraps a query so that it returns each row as one JSON object. The keys keep the order of the columns.

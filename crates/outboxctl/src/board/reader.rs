@@ -7,7 +7,7 @@ use crate::connect::{ConnectArgs, Session, connect_session};
 use crate::failure::{Code, Failure};
 use crate::operation::{OperatorAction, run};
 use crate::queries::detail::{self, Fact, MessageDetail};
-use crate::queries::model::{Part, Snapshot};
+use crate::queries::model::Snapshot;
 use crate::queries::{Fetch, IN_ORDER, Parameters, snapshot};
 use serde::de::DeserializeOwned;
 use std::collections::HashMap;
@@ -45,7 +45,7 @@ pub struct BoardReader {
 struct ReaderSession {
     session: Session,
     /// Statements that the server refused, with the error: each further try would be a line in its log.
-    refused: Mutex<HashMap<String, (Instant, String)>>,
+    refused: Mutex<HashMap<String, (Instant, Failure)>>,
 }
 
 impl BoardReader {
@@ -77,22 +77,19 @@ impl BoardReader {
     }
 
     async fn open_message(&mut self, seq: i64, destination: String) -> OpenedMessage {
-        let read = match self.session().await {
-            Ok(session) => answered(async { Ok(session.read_message(seq, &destination).await) }).await,
+        let facts = match self.session().await {
+            Ok(session) => answered(session.read_message(seq, &destination)).await,
             Err(failure) => Err(failure),
         };
-        let facts = read.unwrap_or_else(|failure| Err(failure.message));
         OpenedMessage {
             seq,
             destination,
-            facts,
+            facts: facts.map_err(|failure| failure.message),
         }
     }
 
-    async fn remedy(&mut self, seq: i64, destination: &str) -> Part<Option<String>> {
-        let session = self.session().await.map_err(|failure| failure.message)?;
-        let read = async { Ok(detail::read(session, seq, Some(destination)).await) };
-        let messages = answered(read).await.unwrap_or_else(|failure| Err(failure.message))?;
+    async fn remedy(&mut self, seq: i64, destination: &str) -> Result<Option<String>, Failure> {
+        let messages = answered(detail::read(self.session().await?, seq, Some(destination))).await?;
         let remedies = messages.iter().filter_map(MessageDetail::remedy);
         Ok(remedies.map(str::to_owned).next())
     }
@@ -153,7 +150,8 @@ impl BoardReader {
                         BoardEvent::Opened(Box::new(self.open_message(seq, destination).await))
                     }
                     Some(BoardRequest::Remedy { seq, destination }) => {
-                        BoardEvent::Remedy(self.remedy(seq, &destination).await)
+                        let remedy = self.remedy(seq, &destination).await;
+                        BoardEvent::Remedy(remedy.map_err(|failure| failure.message))
                     }
                     Some(BoardRequest::Act(action)) => {
                         let done = self.act(&action).await;
@@ -192,7 +190,7 @@ impl ReaderSession {
         Ok(Self { session, refused })
     }
 
-    async fn read_message(&self, seq: i64, destination: &str) -> Part<Vec<Fact>> {
+    async fn read_message(&self, seq: i64, destination: &str) -> Result<Vec<Fact>, Failure> {
         let messages = detail::read(self, seq, Some(destination)).await?;
         let mut facts: Vec<Fact> = messages.iter().flat_map(|message| message.facts()).collect();
         let event = detail::event_facts(self, seq, SHOWN_MAX).await;
@@ -202,27 +200,27 @@ impl ReaderSession {
 }
 
 impl Fetch for ReaderSession {
-    type Error = String;
-
-    async fn fetch<T: DeserializeOwned + Send>(&self, sql: &str, parameters: &Parameters<'_>) -> Part<Vec<T>> {
+    async fn fetch<T: DeserializeOwned + Send>(
+        &self,
+        sql: &str,
+        parameters: &Parameters<'_>,
+    ) -> Result<Vec<T>, Failure> {
         let refused = || self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         let known = refused().get(sql).cloned().filter(|(until, _)| Instant::now() < *until);
-        if let Some((_, why)) = known {
-            return Err(why);
+        if let Some((_, failure)) = known {
+            return Err(failure);
         }
-        let read = async {
-            let rows = self.session.query(sql, parameters).await?.into_iter();
-            Ok::<_, Failure>(rows.map(serde_json::from_value).collect::<Result<_, _>>()?)
-        };
-        read.await.map_err(|failure| {
+        let read = self.session.query(sql, parameters).await;
+        read.map_err(|failure| {
             let is_lasting = LASTING.iter().any(|state| failure.is(state));
             // The missing right, and the statement that grants it.
             let hint = failure.hint.filter(|_| is_lasting);
             let why = failure.message + &hint.map_or(String::new(), |hint| format!(": {hint}"));
+            let failure = Failure::new(failure.code, why);
             if is_lasting {
-                refused().insert(sql.to_owned(), (Instant::now() + RETRY_AFTER, why.clone()));
+                refused().insert(sql.to_owned(), (Instant::now() + RETRY_AFTER, failure.clone()));
             }
-            why
+            failure
         })
     }
 }

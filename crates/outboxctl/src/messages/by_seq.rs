@@ -30,7 +30,7 @@ pub struct BySeq {
 
 impl BySeq {
     /// Reads a page in order of seq.
-    pub async fn page<S: Fetch<Error = Failure> + Sync>(&self, session: &S) -> Result<Vec<MessageRow>, Failure> {
+    pub async fn page<S: Fetch>(&self, session: &S) -> Result<Vec<MessageRow>, Failure> {
         let after: Vec<String> = self.after.iter().map(i64::to_string).collect();
         let request = SearchRequest {
             statuses: &self.wanted(),

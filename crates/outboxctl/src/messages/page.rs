@@ -79,7 +79,7 @@ static IN_ORDER_OF_SEQ: LazyLock<String> = LazyLock::new(|| {
 });
 
 impl SearchRequest<'_> {
-    pub async fn run<S: Fetch<Error = Failure> + Sync>(&self, session: &S) -> Result<FoundRows, Failure> {
+    pub async fn run<S: Fetch>(&self, session: &S) -> Result<FoundRows, Failure> {
         let sql = if self.by_delivery { SEARCH } else { &IN_ORDER_OF_SEQ };
         let mut rows: Vec<MessageRow> = session
             .fetch(

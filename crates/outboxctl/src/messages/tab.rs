@@ -49,7 +49,7 @@ pub struct Page {
 
 /// The page of `tab` after the cursor `after`, of the messages that match the filter. `lanes` is about the number of
 /// lanes of the database. `reversed` has no effect unless the tab `can_reverse`.
-pub async fn page<S: Fetch<Error = Failure> + Sync>(
+pub async fn page<S: Fetch>(
     session: &S,
     lanes: usize,
     tab: MessageStatus,
@@ -116,7 +116,7 @@ fn most(lanes: usize, tab: MessageStatus, filter: &Filter) -> i32 {
 
 /// Reads a page of the history. The history has no index in order of time, only a BRIN index with the range of each few
 /// blocks. So it is read by windows of time that grow until the page is full.
-async fn history<S: Fetch<Error = Failure> + Sync>(session: &S, request: SearchRequest<'_>) -> Result<Page, Failure> {
+async fn history<S: Fetch>(session: &S, request: SearchRequest<'_>) -> Result<Page, Failure> {
     let started = Instant::now();
     let mut page = Page::default();
     let (mut after, mut covered_s) = (request.after.to_vec(), 0);

@@ -3,6 +3,7 @@
 use super::Fetch;
 use super::message::{ATTEMPTS, Attempt, MESSAGE, StoredMessageRow};
 use super::why::{self, Reason};
+use crate::failure::Failure;
 use crate::format::stamp;
 use outbox_core::event::{COLUMNS, ColumnKind, EventColumn};
 use serde::Serialize;
@@ -22,11 +23,7 @@ pub struct MessageDetail {
 }
 
 /// The rows of the message to one destination, or to all of them. Empty if it is gone.
-pub async fn read<S: Fetch + Sync>(
-    session: &S,
-    seq: i64,
-    destination: Option<&str>,
-) -> Result<Vec<MessageDetail>, S::Error> {
+pub async fn read<S: Fetch>(session: &S, seq: i64, destination: Option<&str>) -> Result<Vec<MessageDetail>, Failure> {
     let mut rows: Vec<StoredMessageRow> = session.fetch(MESSAGE, &[&seq, &destination]).await?;
     rows.sort_by(|a, b| a.destination.cmp(&b.destination));
     let mut messages = Vec::new();
@@ -127,7 +124,7 @@ static EVENT_TEXTS: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-pub async fn event_facts<S: Fetch + Sync>(session: &S, seq: i64, most: i32) -> Result<Vec<Fact>, S::Error> {
+pub async fn event_facts<S: Fetch>(session: &S, seq: i64, most: i32) -> Result<Vec<Fact>, Failure> {
     let mut events: Vec<Map<String, Value>> = session.fetch(&EVENT_TEXTS, &[&seq, &most]).await?;
     let Some(event) = events.pop() else {
         let gone = "is not in outbox_events: it was removed";

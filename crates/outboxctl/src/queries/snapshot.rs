@@ -36,15 +36,9 @@ static MESSAGES: LazyLock<String> = LazyLock::new(|| {
 });
 
 /// Reads all parts. An error means that the session is lost.
-pub async fn read<S: Fetch + Sync>(session: &S) -> Result<Snapshot, Failure>
-where
-    S::Error: ToString,
-{
-    async fn part<S: Fetch + Sync, T: DeserializeOwned + Send>(session: &S, sql: &'static str) -> Part<Vec<T>>
-    where
-        S::Error: ToString,
-    {
-        session.fetch(sql, &[]).await.map_err(|error| error.to_string())
+pub async fn read<S: Fetch>(session: &S) -> Result<Snapshot, Failure> {
+    async fn part<S: Fetch, T: DeserializeOwned + Send>(session: &S, sql: &str) -> Part<Vec<T>> {
+        session.fetch(sql, &[]).await.map_err(|failure| failure.to_string())
     }
     // All statements are sent together.
     let (now, status, throughput, partitions, workers, passes, destinations, errors, messages, checks) = tokio::join!(

@@ -3,6 +3,7 @@
 use super::Fetch;
 use super::message::StoredMessageRow;
 use super::state::MessageStatus;
+use crate::failure::Failure;
 use outbox_core::remedy::shell_word;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -22,7 +23,7 @@ pub struct Reason {
 const WHY: &str = "select reason, why, remedy, behind from @extschema@.outbox_why($1::bigint, $2::text)";
 
 /// The reasons why the message of this row is not delivered, the most specific first.
-pub async fn of<S: Fetch + Sync>(session: &S, message: &StoredMessageRow) -> Result<Vec<Reason>, S::Error> {
+pub async fn of<S: Fetch>(session: &S, message: &StoredMessageRow) -> Result<Vec<Reason>, Failure> {
     if message.has_ended() {
         return Ok(Vec::new());
     }
@@ -42,7 +43,7 @@ const FIRST: &str = "
     from outbox_internal.obstacles($1::text::jsonb) o order by o.seq, o.destination, o.rank";
 
 /// The first reason of each message of a list, by seq and destination. `rows` have the columns of outbox_messages.
-pub async fn of_list<S: Fetch + Sync>(session: &S, rows: Value) -> Result<HashMap<(i64, String), String>, S::Error> {
+pub async fn of_list<S: Fetch>(session: &S, rows: Value) -> Result<HashMap<(i64, String), String>, Failure> {
     #[derive(Deserialize)]
     struct FirstReason {
         seq: i64,

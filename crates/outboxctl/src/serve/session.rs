@@ -149,8 +149,6 @@ impl MonitorSession {
 }
 
 impl Fetch for MonitorSession {
-    type Error = Failure;
-
     async fn fetch<T: DeserializeOwned + Send>(
         &self,
         sql: &str,
