@@ -457,9 +457,10 @@ async fn begin(client: &Client, target: &ConnectTarget, wanted: SessionWanted) -
     // One message without a prepared statement, which a pooler may send to another session.
     let row = client
         .query_typed_one(
-            "select pg_catalog.current_setting('server_version'), pg_catalog.current_database()::text, x.extversion,
-                    n.nspname::text, pg_catalog.current_setting('transaction_read_only')::boolean,
-                    pg_catalog.pg_is_in_recovery(), mark.is_set,
+            "select pg_catalog.current_setting('server_version') as server_version,
+                    pg_catalog.current_database()::text as database, x.extversion as version, n.nspname::text as schema,
+                    pg_catalog.current_setting('transaction_read_only')::boolean as is_read_only,
+                    pg_catalog.pg_is_in_recovery() as is_standby, mark.is_set as has_options,
                     case when mark.is_set and $1 is not null then pg_catalog.set_config('TimeZone', $1, false) end
              from (select coalesce(pg_catalog.current_setting('outboxctl.session', true) = 'on', false) as is_set) mark
              left join pg_catalog.pg_extension x on x.extname = 'outbox'
@@ -467,16 +468,16 @@ async fn begin(client: &Client, target: &ConnectTarget, wanted: SessionWanted) -
             &[(&target.time_zone, Type::TEXT)],
         )
         .await?;
-    let (read_only, standby, has_options): (bool, bool, bool) = (row.get(4), row.get(5), row.get(6));
-    if !has_options {
+    let (is_read_only, is_standby): (bool, bool) = (row.get("is_read_only"), row.get("is_standby"));
+    if !row.get::<_, bool>("has_options") {
         let message = "a pooler did not pass the options of the session on";
         return Err(Failure::new(Code::CannotConnect, message).hint(NO_POOLER));
     }
     let missing = match wanted {
-        SessionWanted::ReadWrite if read_only => Some("the session is read-only"),
-        SessionWanted::ReadOnly if !read_only => Some("the session is not read-only"),
-        SessionWanted::Primary if standby => Some("the server is in hot standby mode"),
-        SessionWanted::Standby if !standby => Some("the server is not in hot standby mode"),
+        SessionWanted::ReadWrite if is_read_only => Some("the session is read-only"),
+        SessionWanted::ReadOnly if !is_read_only => Some("the session is not read-only"),
+        SessionWanted::Primary if is_standby => Some("the server is in hot standby mode"),
+        SessionWanted::Standby if !is_standby => Some("the server is not in hot standby mode"),
         _ => None,
     };
     if let Some(missing) = missing {
@@ -484,13 +485,13 @@ async fn begin(client: &Client, target: &ConnectTarget, wanted: SessionWanted) -
             Failure::new(Code::CannotConnect, missing).hint("target_session_attrs requires a different server.")
         );
     }
-    let version: Option<String> = row.get(2);
+    let version: Option<String> = row.get("version");
     Ok(SessionFacts {
-        server_version: row.get(0),
-        database: row.get(1),
+        server_version: row.get("server_version"),
+        database: row.get("database"),
         extension: version.map(|version| InstalledExtension {
             version,
-            schema: row.get(3),
+            schema: row.get("schema"),
         }),
     })
 }

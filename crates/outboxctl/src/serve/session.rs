@@ -91,12 +91,12 @@ impl MonitorSession {
         );
         session.client.batch_execute(&limits).await?;
         let of_login = "
-            select session_user::text,
+            select session_user::text as login,
                    (select quote_ident(r.rolname) from unnest($1::text[]) with ordinality w (name, n)
                     join pg_roles r on r.rolname = w.name where pg_has_role(session_user, r.oid, 'member')
-                    order by w.n limit 1)";
+                    order by w.n limit 1) as role";
         let row = session.client.query_one(of_login, &[&roles]).await?;
-        let (login, role): (String, Option<String>) = (row.get(0), row.get(1));
+        let (login, role): (String, Option<String>) = (row.get("login"), row.get("role"));
         let Some(role) = role else {
             let what = if read_only == "on" { "look" } else { "act" };
             return Err(Failure::new(Code::Refused, format!("role {login} may not {what}"))
