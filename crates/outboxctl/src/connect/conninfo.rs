@@ -2,6 +2,7 @@
 //!
 //! No error contains the string itself, because it may contain a password.
 
+use percent_encoding::percent_decode_str;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -219,22 +220,15 @@ fn split_at_any<'a>(text: &'a str, marks: &[char]) -> (&'a str, &'a str) {
 }
 
 fn decode(text: &str) -> Result<String, String> {
-    const BAD: &str = "the URI has a \"%\" without two hexadecimal digits after it, or %00";
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'%' => {
-                let mut digit = || rest.next().and_then(|byte| char::from(byte).to_digit(16));
-                match (digit(), digit()) {
-                    (Some(high), Some(low)) if high + low > 0 => (high * 16 + low) as u8,
-                    _ => return Err(BAD.into()),
-                }
-            }
-            byte => byte,
-        });
+    let is_code = |code: &str| {
+        let digits = code.bytes().take(2).filter(u8::is_ascii_hexdigit);
+        digits.count() == 2 && !code.starts_with("00")
+    };
+    if !text.split('%').skip(1).all(is_code) {
+        return Err("the URI has a \"%\" without two hexadecimal digits after it, or %00".into());
     }
-    String::from_utf8(bytes).map_err(|_| "the decoded URI is not UTF-8".into())
+    let decoded = percent_decode_str(text).decode_utf8();
+    Ok(decoded.map_err(|_| "the decoded URI is not UTF-8")?.into_owned())
 }
 
 #[cfg(test)]
