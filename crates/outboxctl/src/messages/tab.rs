@@ -43,7 +43,7 @@ pub struct Page {
     pub next: Option<Vec<String>>,
     /// How far the search came, if it ended at its bound of time or rows and not at the last message. It completes the
     /// sentence "The search ...".
-    pub looked: Option<String>,
+    pub extent: Option<String>,
     pub sql: String,
 }
 
@@ -65,7 +65,7 @@ pub async fn page<S: Fetch>(
         descending: tab.is_latest_first(reversed),
         after,
         page_rows: PAGE_ROWS,
-        read_max: Some(most(lanes, tab, filter)),
+        read_max: Some(read_max(lanes, tab, filter)),
     };
     if tab.has_ended() {
         return history(session, request).await;
@@ -74,13 +74,13 @@ pub async fn page<S: Fetch>(
     let mut page = Page {
         rows: found.rows,
         next: found.end.map(|(_, cursor)| cursor),
-        looked: None,
+        extent: None,
         sql: request.to_show(),
     };
     let more = page.cut();
     if let (false, Some(_), Some(most)) = (more || filter.is_empty(), &page.next, request.read_max) {
         let scope = if is_of_lanes(tab) { " of each lane" } else { "" };
-        page.looked = Some(format!("covered {most} messages{scope}"));
+        page.extent = Some(format!("covered {most} messages{scope}"));
     }
     Ok(page)
 }
@@ -103,7 +103,7 @@ fn is_of_lanes(tab: MessageStatus) -> bool {
 
 /// The most rows to read; in a tab that is read lane by lane, of each lane. A page is correct with any number: it ends
 /// at the first lane that was not read to its end.
-fn most(lanes: usize, tab: MessageStatus, filter: &Filter) -> i32 {
+fn read_max(lanes: usize, tab: MessageStatus, filter: &Filter) -> i32 {
     let is_plain =
         filter.is_empty() && matches!(tab, MessageStatus::Ready | MessageStatus::Blocked | MessageStatus::Dead);
     let lanes = i32::try_from(lanes.max(1)).unwrap_or(i32::MAX);
@@ -130,7 +130,7 @@ async fn history<S: Fetch>(session: &S, request: SearchRequest<'_>) -> Result<Pa
         page.sql = window.to_show();
         let found = match window.run(session).await {
             Err(failure) if failure.is(&SqlState::QUERY_CANCELED) => {
-                page.looked = Some(match covered_s {
+                page.extent = Some(match covered_s {
                     0 => "took too long".to_owned(),
                     _ => format!("{}; a search of older messages takes too long", covered(covered_s)),
                 });
@@ -145,7 +145,7 @@ async fn history<S: Fetch>(session: &S, request: SearchRequest<'_>) -> Result<Pa
         covered_s += span_s.unwrap_or_default();
         let is_over = started.elapsed() > HISTORY_BUDGET;
         if bound == SearchBound::Rows || is_over {
-            page.looked = Some(match bound {
+            page.extent = Some(match bound {
                 SearchBound::Rows => format!("covered {SCAN_ROWS} messages"),
                 SearchBound::Time => covered(covered_s),
             });
@@ -176,10 +176,10 @@ mod tests {
 
     #[test]
     fn fewer_rows_of_each_lane_are_read_with_many_lanes() {
-        assert_eq!(most(16, MessageStatus::Ready, &Filter::default()), PAGE_ROWS);
-        assert_eq!(most(16, MessageStatus::Ready, &of_key()), SCAN_LANE);
-        assert_eq!(most(3200, MessageStatus::Ready, &of_key()), 10);
-        assert_eq!(most(100_000, MessageStatus::InFlight, &of_key()), 5);
+        assert_eq!(read_max(16, MessageStatus::Ready, &Filter::default()), PAGE_ROWS);
+        assert_eq!(read_max(16, MessageStatus::Ready, &of_key()), SCAN_LANE);
+        assert_eq!(read_max(3200, MessageStatus::Ready, &of_key()), 10);
+        assert_eq!(read_max(100_000, MessageStatus::InFlight, &of_key()), 5);
     }
 
     #[test]

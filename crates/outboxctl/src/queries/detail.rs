@@ -32,7 +32,7 @@ pub async fn read<S: Fetch>(session: &S, seq: i64, destination: Option<&str>) ->
             .fetch(ATTEMPTS, &[&seq, &row.destination, &row.enqueued_at])
             .await?;
         failed_attempts.reverse();
-        let why = why::of(session, &row).await?;
+        let why = why::reasons(session, &row).await?;
         messages.push(MessageDetail {
             row,
             why,

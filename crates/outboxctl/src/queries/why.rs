@@ -23,7 +23,7 @@ pub struct Reason {
 const WHY: &str = "select reason, why, remedy, behind from @extschema@.outbox_why($1::bigint, $2::text)";
 
 /// The reasons why the message of this row is not delivered, the most specific first.
-pub async fn of<S: Fetch>(session: &S, message: &StoredMessageRow) -> Result<Vec<Reason>, Failure> {
+pub async fn reasons<S: Fetch>(session: &S, message: &StoredMessageRow) -> Result<Vec<Reason>, Failure> {
     if message.has_ended() {
         return Ok(Vec::new());
     }
@@ -43,7 +43,7 @@ const FIRST: &str = "
     from outbox_internal.obstacles($1::text::jsonb) o order by o.seq, o.destination, o.rank";
 
 /// The first reason of each message of a list, by seq and destination. `rows` have the columns of outbox_messages.
-pub async fn of_list<S: Fetch>(session: &S, rows: Value) -> Result<HashMap<(i64, String), String>, Failure> {
+pub async fn first_reasons<S: Fetch>(session: &S, rows: Value) -> Result<HashMap<(i64, String), String>, Failure> {
     #[derive(Deserialize)]
     struct FirstReason {
         seq: i64,

@@ -149,7 +149,7 @@ impl<'a> MonitorAction<'a> {
                     return self.confirm(context, Some("The typed text does not match.")).await;
                 }
                 // At most as many as were counted, whatever arrived since.
-                vec![chosen(*verb, &parsed(search)?, n)?.call(*verb, reason, false)]
+                vec![choice(*verb, &parsed(search)?, n)?.call(*verb, reason, false)]
             }
             Self::Each(actions) => actions.iter().map(|action| action.call(reason)).collect(),
         };
@@ -193,7 +193,7 @@ struct Question {
 
 /// The messages that a search finds are counted first.
 async fn question_on_search(context: &PageContext, verb: Verb, search: &str) -> Result<Question, Failure> {
-    let (n, call) = counted(context, verb, search).await?;
+    let (n, call) = count_matches(context, verb, search).await?;
     let (of, back) = match verb {
         Verb::Replay if parsed(search)?.destination.is_some() => ("published messages", MessageStatus::Published),
         Verb::Replay => ("published or discarded messages", MessageStatus::Published),
@@ -287,15 +287,15 @@ fn selected(verb: Verb, fields: &Fields) -> Result<Vec<OperatorAction>, Failure>
 // ---- calls in the database ------------------------------------------------------------------------------------------
 
 /// The number of messages that the search finds, and the call that acts on them, to show.
-async fn counted(context: &PageContext, verb: Verb, search: &str) -> Result<(i64, String), Failure> {
+async fn count_matches(context: &PageContext, verb: Verb, search: &str) -> Result<(i64, String), Failure> {
     let filter = parsed(search)?;
-    let call = chosen(verb, &filter, BULK_MAX)?.call(verb, None, true);
+    let call = choice(verb, &filter, BULK_MAX)?.call(verb, None, true);
     let counting = async |session: &MonitorSession| {
         session.execute("begin read only").await?; // although the session may act
         run(session, &call).await // the session ends, and the transaction with it
     };
     let n = context.database.pool.run(purpose(context), counting).await?;
-    let shown = chosen(verb, &filter, n.max(1))?.call(verb, Some("why"), false);
+    let shown = choice(verb, &filter, n.max(1))?.call(verb, Some("why"), false);
     Ok((n, shown.to_show()))
 }
 
@@ -336,7 +336,7 @@ fn parsed(text: &str) -> Result<Filter, Failure> {
 }
 
 /// The arguments for all messages that match the search.
-fn chosen(verb: Verb, filter: &Filter, max_rows: i64) -> Result<Choice, Failure> {
+fn choice(verb: Verb, filter: &Filter, max_rows: i64) -> Result<Choice, Failure> {
     let is_empty = filter.is_empty();
     // Every field by name, so that a new criterion cannot be forgotten here: the call would change more than the search
     // finds.
@@ -389,9 +389,9 @@ mod tests {
     use super::*;
 
     fn shown(verb: Verb, text: &str) -> Result<String, String> {
-        let chosen = chosen(verb, &search::parse(text).unwrap(), 7);
-        let shown = |chosen: Choice| chosen.call(verb, Some("it's late"), false).to_show();
-        chosen.map(shown).map_err(|failure| failure.message)
+        let choice = choice(verb, &search::parse(text).unwrap(), 7);
+        let shown = |choice: Choice| choice.call(verb, Some("it's late"), false).to_show();
+        choice.map(shown).map_err(|failure| failure.message)
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::access::Viewer;
 use super::context::{Database, PageContext, PageRequest, View};
 use super::format::{capped, count, distance_of, known};
-use super::live::{beat, numbered, overview_page};
+use super::live::{clock_of_reading, overview_page, title_prefix};
 use super::overview::alerts;
 use super::page::{LivePart, LiveParts, MonitorPage, badge};
 use super::snapshot::{DEAD_CAP, MonitorSnapshot};
@@ -72,8 +72,8 @@ pub fn view(databases: &[Arc<Database>]) -> View {
     let now_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     View {
         live: LiveParts {
-            parts: vec![part("pulse", beat(now_s)), part("databases", table(&lines))],
-            problems: numbered(problems.iter().sum()),
+            parts: vec![part("pulse", clock_of_reading(now_s)), part("databases", table(&lines))],
+            problems: title_prefix(problems.iter().sum()),
             change: String::new(),
         },
         snapshot: None,

@@ -75,7 +75,7 @@ fn worker_facts(worker: &WorkerRow, snapshot: &MonitorSnapshot) -> Markup {
 }
 
 /// One cell for each partition.
-fn strip(snapshot: &MonitorSnapshot) -> Markup {
+fn cells(snapshot: &MonitorSnapshot) -> Markup {
     html! {
         ol.strip { @for partition in &snapshot.partitions {
             // The darker, the more messages: none, below 10, 100, 1000, or more.
@@ -108,7 +108,7 @@ pub fn partitions(snapshot: &MonitorSnapshot) -> Markup {
     let ttl_s = snapshot.server.lease_ttl_s.unwrap_or(15.0);
     html! {
         p.lead { "One cell for each partition: the darker, the more messages wait in it." }
-        (strip(snapshot))
+        (cells(snapshot))
         @if !snapshot.server.leasing {
             p.note { "Leasing is off: workers claim rows of all partitions, and no order of a key is kept." }
         }

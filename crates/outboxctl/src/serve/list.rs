@@ -129,7 +129,7 @@ impl MessageList {
         let page = tab::page(session, lanes, self.tab, self.reversed, filter, &after).await?;
         if self.tab.shows_reasons() && !page.rows.is_empty() {
             let rows = page.rows.iter().map(|row| row.message.clone()).collect();
-            self.reasons = why::of_list(session, rows).await?;
+            self.reasons = why::first_reasons(session, rows).await?;
         }
         Ok(Found::Messages(page))
     }
@@ -313,14 +313,14 @@ impl MessageList {
                         None => { " and more" }
                     }
                 } }
-                @if let Some(looked) = &page.looked { span.note { "The search " (looked) ". " } }
+                @if let Some(extent) = &page.extent { span.note { "The search " (extent) ". " } }
                 @if let [rest @ .., _] = &self.trail[..] {
                     @if !rest.is_empty() { a.button rel="first" href=(self.path(self.reversed, &[])) { "First" } }
                     a.button rel="prev" href=(self.path(self.reversed, rest)) { "Previous" }
                 }
                 @if let Some(next) = &page.next {
                     a.button rel="next" href=(self.path(self.reversed, &[&self.trail[..], &[(to, next.clone())]].concat())) {
-                        @if page.looked.is_some() { "Search further" } @else { "Next" }
+                        @if page.extent.is_some() { "Search further" } @else { "Next" }
                     }
                 }
                 @if self.is_each && self.search.is_empty() { a href=(self.tab.path()) { "by cause" } }

@@ -40,8 +40,8 @@ pub fn live_parts(snapshot: Option<&MonitorSnapshot>, lost: Option<&Lost>, backl
     let alerts = overview::alerts(snapshot, lost);
     let mut parts = vec![
         part(MonitorPage::ALL, "pulse", pulse(snapshot, lost)),
-        part(&[Overview], "alerts", overview::strip(&alerts, true)),
-        part(NOT_OVERVIEW, "alerts", overview::strip(&alerts, false)),
+        part(&[Overview], "alerts", overview::alert_strip(&alerts, true)),
+        part(NOT_OVERVIEW, "alerts", overview::alert_strip(&alerts, false)),
     ];
     if let Some(snapshot) = snapshot {
         parts.extend([
@@ -58,13 +58,13 @@ pub fn live_parts(snapshot: Option<&MonitorSnapshot>, lost: Option<&Lost>, backl
     }
     LiveParts {
         parts,
-        problems: numbered(alerts.len()),
+        problems: title_prefix(alerts.len()),
         change: snapshot.map_or_else(String::new, MonitorSnapshot::change),
     }
 }
 
 /// The number of problems in the title of a page.
-pub fn numbered(problems: usize) -> String {
+pub fn title_prefix(problems: usize) -> String {
     match problems {
         0 => String::new(),
         some => format!("({some}) "),
@@ -74,13 +74,13 @@ pub fn numbered(problems: usize) -> String {
 fn pulse(snapshot: Option<&MonitorSnapshot>, lost: Option<&Lost>) -> Markup {
     html! {
         @match (snapshot, lost) {
-            (Some(snapshot), None) => { (beat(snapshot.now.epoch_s)) }
+            (Some(snapshot), None) => { (clock_of_reading(snapshot.now.epoch_s)) }
             _ => { span.dot.bad {} " no database" }
         }
     }
 }
 
-pub fn beat(epoch_s: f64) -> Markup {
+pub fn clock_of_reading(epoch_s: f64) -> Markup {
     html! { span.dot.ok {} " " span.when { (clock(epoch_s)) " UTC" } }
 }
 

@@ -201,7 +201,7 @@ async fn shown(context: &PageContext, session: &MonitorSession, seq: i64, to: Op
     let attempts: Vec<Attempt> = session
         .fetch(ATTEMPTS, &[&seq, &row.destination, &row.enqueued_at])
         .await?;
-    let reasons = why::of(session, row).await?;
+    let reasons = why::reasons(session, row).await?;
     let publication = match &event {
         Some(event) if event.error.is_none() => publication_of(first, event),
         _ => Err("The event cannot be read here.".to_owned()),

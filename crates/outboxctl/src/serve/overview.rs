@@ -35,14 +35,14 @@ pub struct Alert {
 
 /// The alerts, the worst first, one for each root cause.
 pub fn alerts(snapshot: Option<&MonitorSnapshot>, lost: Option<&Lost>) -> Vec<Alert> {
-    let mut alerts: Vec<Alert> = lost.map(of_loss).into_iter().collect();
-    alerts.extend(snapshot.into_iter().flat_map(of_snapshot));
+    let mut alerts: Vec<Alert> = lost.map(alert_of_loss).into_iter().collect();
+    alerts.extend(snapshot.into_iter().flat_map(alerts_of_snapshot));
     alerts.sort_by_key(|alert| !alert.is_bad);
     alerts
 }
 
 /// The strip of alerts. A viewer folds and unfolds it.
-pub fn strip(alerts: &[Alert], is_open: bool) -> Markup {
+pub fn alert_strip(alerts: &[Alert], is_open: bool) -> Markup {
     let tone = |alert: &Alert| if alert.is_bad { "bad" } else { "warn" };
     let number = match alerts.len() {
         1 => "1 problem".to_owned(),
@@ -86,7 +86,7 @@ impl Alert {
     }
 }
 
-fn of_loss(lost: &Lost) -> Alert {
+fn alert_of_loss(lost: &Lost) -> Alert {
     let body = html! {
         p { "Since " (clock(lost.since_epoch_s())) " UTC: " (lost.why()) }
         p { "The values below are from that time. The monitor tries again every second." }
@@ -95,7 +95,7 @@ fn of_loss(lost: &Lost) -> Alert {
 }
 
 /// Those of one level in their order.
-fn of_snapshot(snapshot: &MonitorSnapshot) -> Vec<Alert> {
+fn alerts_of_snapshot(snapshot: &MonitorSnapshot) -> Vec<Alert> {
     let mut alerts = Vec::new();
     let (extension, own) = (&snapshot.server.extension_version, env!("CARGO_PKG_VERSION"));
     if extension != own {
@@ -115,7 +115,7 @@ fn of_snapshot(snapshot: &MonitorSnapshot) -> Vec<Alert> {
     });
     alerts.extend(shown.map(|problem| match problem.check.as_str() {
         "keys" => blocked_keys(problem, &snapshot.blocked),
-        _ => of_problem(problem),
+        _ => alert_of_problem(problem),
     }));
     alerts
 }
@@ -131,7 +131,7 @@ fn sentence(text: &str) -> String {
     }
 }
 
-fn of_problem(problem: &Problem) -> Alert {
+fn alert_of_problem(problem: &Problem) -> Alert {
     let check = problem.check.as_str();
     let is_bad = match check {
         "broker" => !problem.problem.starts_with("connecting to"),
