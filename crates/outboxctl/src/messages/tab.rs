@@ -22,6 +22,8 @@ const SCAN_LANE: i32 = 2000;
 const SCAN_LANES: i32 = 32_000;
 /// A search of the history widens its window of time until this time is over.
 const HISTORY_BUDGET: Duration = Duration::from_millis(1200);
+/// The last window, which has no end, begins before this.
+const OLDEST_S: i64 = 10 * 365 * 86_400;
 
 /// The tab of a status.
 impl MessageStatus {
@@ -49,6 +51,9 @@ pub struct Page {
 
 /// The page of `tab` after the cursor `after`, of the messages that match the filter. `lanes` is about the number of
 /// lanes of the database. `reversed` has no effect unless the tab `can_reverse`.
+///
+/// The history has no index in order of time, only a BRIN index with the range of each few blocks. So it is read by
+/// windows of time that grow until the page is full.
 pub async fn page<S: Fetch>(
     session: &S,
     lanes: usize,
@@ -57,44 +62,57 @@ pub async fn page<S: Fetch>(
     filter: &Filter,
     after: &[String],
 ) -> Result<Page, Failure> {
-    let request = SearchRequest {
-        statuses: &[tab],
-        filter,
-        span_s: None,
-        by_delivery: true,
-        descending: tab.is_latest_first(reversed),
-        after,
-        page_rows: PAGE_ROWS,
-        read_max: Some(read_max(lanes, tab, filter)),
-    };
-    if tab.has_ended() {
-        return history(session, request).await;
+    let (started, read_max) = (Instant::now(), read_max(lanes, tab, filter));
+    let (mut page, mut after, mut covered_s) = (Page::default(), after.to_vec(), 0);
+    loop {
+        let window_s = Some((covered_s * 7).max(1)).filter(|window_s| covered_s + window_s < OLDEST_S);
+        let request = SearchRequest {
+            statuses: &[tab],
+            filter,
+            span_s: window_s.filter(|_| tab.has_ended()),
+            by_delivery: true,
+            descending: tab.is_latest_first(reversed),
+            after: &after,
+            page_rows: PAGE_ROWS,
+            read_max: Some(read_max),
+        };
+        page.sql = request.to_show();
+        let found = match request.run(session).await {
+            Err(failure) if tab.has_ended() && failure.is(&SqlState::QUERY_CANCELED) => {
+                page.extent = Some(match covered_s {
+                    0 => "took too long".to_owned(),
+                    _ => format!("{}; a search of older messages takes too long", covered(covered_s)),
+                });
+                break;
+            }
+            found => found?,
+        };
+        page.rows.extend(found.rows);
+        let Some((bound, cursor)) = found.end.filter(|_| page.rows.len() <= PAGE) else {
+            break; // the page is full, or there are no more
+        };
+        covered_s += request.span_s.unwrap_or_default();
+        after = cursor;
+        if bound == SearchBound::Rows || started.elapsed() > HISTORY_BUDGET {
+            let scope = if is_of_lanes(tab) { " of each lane" } else { "" };
+            page.extent = match bound {
+                SearchBound::Rows if filter.is_empty() => None,
+                SearchBound::Rows => Some(format!("covered {read_max} messages{scope}")),
+                SearchBound::Time => Some(covered(covered_s)),
+            };
+            page.next = Some(after);
+            break;
+        }
     }
-    let found = request.run(session).await?;
-    let mut page = Page {
-        rows: found.rows,
-        next: found.end.map(|(_, cursor)| cursor),
-        extent: None,
-        sql: request.to_show(),
-    };
-    let more = page.cut();
-    if let (false, Some(_), Some(most)) = (more || filter.is_empty(), &page.next, request.read_max) {
-        let scope = if is_of_lanes(tab) { " of each lane" } else { "" };
-        page.extent = Some(format!("covered {most} messages{scope}"));
+    if page.rows.len() > PAGE {
+        page.rows.truncate(PAGE);
+        page.next = page.rows.last().map(|row| row.cursor.clone());
     }
     Ok(page)
 }
 
-impl Page {
-    /// Cuts the rows to one page. Returns whether there were more.
-    fn cut(&mut self) -> bool {
-        let more = self.rows.len() > PAGE;
-        self.rows.truncate(PAGE);
-        if more {
-            self.next = self.rows.last().map(|row| row.cursor.clone());
-        }
-        more
-    }
+fn covered(seconds: i64) -> String {
+    format!("covered the last {}", duration(seconds as f64))
 }
 
 fn is_of_lanes(tab: MessageStatus) -> bool {
@@ -112,54 +130,6 @@ fn read_max(lanes: usize, tab: MessageStatus, filter: &Filter) -> i32 {
         false => (SCAN_ROWS, SCAN_ROWS),
     };
     all.clamp(5, if is_plain { PAGE_ROWS } else { each })
-}
-
-/// Reads a page of the history. The history has no index in order of time, only a BRIN index with the range of each few
-/// blocks. So it is read by windows of time that grow until the page is full.
-async fn history<S: Fetch>(session: &S, request: SearchRequest<'_>) -> Result<Page, Failure> {
-    let started = Instant::now();
-    let mut page = Page::default();
-    let (mut after, mut covered_s) = (request.after.to_vec(), 0);
-    loop {
-        let span_s = Some((covered_s * 7).max(1)).filter(|span_s| covered_s + span_s < 10 * 365 * 86_400);
-        let window = SearchRequest {
-            after: &after,
-            span_s,
-            ..request
-        };
-        page.sql = window.to_show();
-        let found = match window.run(session).await {
-            Err(failure) if failure.is(&SqlState::QUERY_CANCELED) => {
-                page.extent = Some(match covered_s {
-                    0 => "took too long".to_owned(),
-                    _ => format!("{}; a search of older messages takes too long", covered(covered_s)),
-                });
-                break;
-            }
-            found => found?,
-        };
-        page.rows.extend(found.rows);
-        let Some((bound, cursor)) = found.end.filter(|_| page.rows.len() <= PAGE) else {
-            break; // the page is full, or this was the oldest window
-        };
-        covered_s += span_s.unwrap_or_default();
-        let is_over = started.elapsed() > HISTORY_BUDGET;
-        if bound == SearchBound::Rows || is_over {
-            page.extent = Some(match bound {
-                SearchBound::Rows => format!("covered {SCAN_ROWS} messages"),
-                SearchBound::Time => covered(covered_s),
-            });
-            page.next = Some(cursor);
-            break;
-        }
-        after = cursor;
-    }
-    page.cut();
-    Ok(page)
-}
-
-fn covered(seconds: i64) -> String {
-    format!("covered the last {}", duration(seconds as f64))
 }
 
 #[cfg(test)]
