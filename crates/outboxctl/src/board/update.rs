@@ -242,31 +242,21 @@ fn copy_of_row(state: &mut BoardState, id: Option<&str>) -> Option<BoardRequest>
         Some((seq, destination)) => Some(BoardRequest::Remedy { seq, destination }),
         None => {
             let command = groups::retry_command(state, id);
-            copy(state, command.ok_or_else(|| "There is no command to copy.".to_owned()))
+            copy_command(state, command.as_deref())
         }
     }
 }
 
-/// Copies the command of a remedy.
+/// Copies the command of a remedy, and shows it, because a terminal may refuse the copy; or says that there is none. A
+/// control character in a text that is pasted could run it.
 fn copy_command(state: &mut BoardState, remedy: Option<&str>) -> Option<BoardRequest> {
-    let command = match remedy {
-        None => Err("There is no command to copy.".to_owned()),
-        Some(remedy) => remedy::command(remedy)
-            .map(str::to_owned)
-            .ok_or_else(|| format!("There is no command to copy: {remedy}")),
-    };
-    copy(state, command)
-}
-
-/// Copies a command, and shows it, because a terminal may refuse the copy; or says why there is none. A control
-/// character in a text that is pasted could run it.
-fn copy(state: &mut BoardState, command: Result<String, String>) -> Option<BoardRequest> {
-    let command = command.map(|command| harmless(&command));
-    state.notice = Some(match &command {
-        Ok(command) => Notice::new(format!("Copied: {command}"), false),
-        Err(why) => Notice::new(why.as_str(), true),
+    let command = remedy.and_then(remedy::command).map(harmless);
+    state.notice = Some(match (&command, remedy) {
+        (Some(command), _) => Notice::new(format!("Copied: {command}"), false),
+        (None, None) => Notice::new("There is no command to copy.", true),
+        (None, Some(remedy)) => Notice::new(format!("There is no command to copy: {remedy}"), true),
     });
-    command.ok().map(BoardRequest::Copy)
+    command.map(BoardRequest::Copy)
 }
 
 /// The seq and the destination of a row of messages.
