@@ -291,7 +291,7 @@ fn map(state: &BoardState, panel: Panel, rows: &[list::ListRow], width: usize) -
     ];
     legend.extend(marks.into_iter().filter(|(_, n, _)| *n > 0));
     let legend = legend.into_iter();
-    let legend = legend.map(|(what, n, style)| Span::styled(text::fit(&format!("{what} {n}"), width), style));
+    let legend = legend.map(|(what, n, style)| Span::styled(text::fit(&format!("{what} {n}"), width), style).into());
     Panel {
         remark: match selected.and_then(|i| rows.get(i)) {
             Some(row) => text::harmless(&row.id),
@@ -305,13 +305,15 @@ fn map(state: &BoardState, panel: Panel, rows: &[list::ListRow], width: usize) -
     }
 }
 
-/// Words one after the other, in as few lines as possible.
-fn flowing(words: impl Iterator<Item = Span<'static>>, width: usize) -> Vec<Line<'static>> {
+/// Groups of words one after the other, in as few lines as possible.
+pub fn flowing(groups: impl Iterator<Item = Line<'static>>, width: usize) -> Vec<Line<'static>> {
     let mut lines: Vec<Line> = Vec::new();
-    for word in words {
+    for group in groups {
         match lines.last_mut() {
-            Some(line) if line.width() + 2 + word.width() <= width => line.extend([Span::raw("  "), word]),
-            _ => lines.push(word.into()),
+            Some(line) if line.width() + 2 + group.width() <= width => {
+                line.extend([Span::raw("  ")].into_iter().chain(group.spans));
+            }
+            _ => lines.push(group),
         }
     }
     lines

@@ -8,7 +8,6 @@ use super::state::{BoardMode, BoardPage, BoardState, Pane};
 use crate::screen::{text, theme};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
-use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, BorderType, Paragraph};
 use std::time::Duration;
@@ -154,7 +153,9 @@ fn head(state: &BoardState, width: u16, height: u16) -> Vec<Line<'static>> {
         (said(state.held.is_some(), "HELD: space continues"), theme::ALARM),
     ];
     let words = words.iter().filter(|(word, _)| !word.is_empty());
-    let mut lines = vec![fitting(words.map(|(word, style)| vec![(&**word, *style)]), width)];
+    let words = words.map(|(word, style)| Span::styled(text::harmless(word), *style).into());
+    let mut lines = panels::flowing(words, width);
+    lines.truncate(1);
     let lost = state.lost.as_ref().map(|(why, next_try)| {
         let next_try = text::age(next_try.as_secs_f64());
         format!("Connection lost: {why}. Next try in {next_try}.")
@@ -220,31 +221,12 @@ fn foot(state: &BoardState, width: usize) -> Vec<Line<'static>> {
         _ => {
             let keys = page::keys(state).filter(|(_, short, _)| !short.is_empty());
             let keys = keys.filter(|(key, ..)| state.may_act || !["r", "d", "p"].contains(key));
-            fitting(
-                keys.map(|(key, short, _)| vec![(key, theme::ACCENT), (short, theme::DIM)]),
-                width,
-            )
+            let keys = keys.map(|(key, short, _)| {
+                let short = Span::styled(format!(" {short}"), theme::DIM);
+                Line::from_iter([Span::styled(key, theme::ACCENT), short])
+            });
+            panels::flowing(keys, width).into_iter().next().unwrap_or_default()
         }
     };
     vec![line]
-}
-
-/// Groups of words in one line, as many as fit.
-fn fitting<'a>(groups: impl Iterator<Item = Vec<(&'a str, Style)>>, width: usize) -> Line<'static> {
-    let mut line = Line::default();
-    for group in groups {
-        let mut longer = line.clone();
-        if longer.width() > 0 {
-            longer.push_span("  ");
-        }
-        for (n, (word, style)) in group.into_iter().enumerate() {
-            let gap = if n > 0 { " " } else { "" };
-            longer.push_span(Span::styled(format!("{gap}{}", text::harmless(word)), style));
-        }
-        if longer.width() > width {
-            break;
-        }
-        line = longer;
-    }
-    line
 }

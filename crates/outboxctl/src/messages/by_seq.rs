@@ -47,7 +47,7 @@ impl BySeq {
 
     /// Whether the page is full, so that more messages may follow.
     pub fn is_full(&self, rows: &[MessageRow]) -> bool {
-        i32::try_from(rows.len()).is_ok_and(|rows| rows >= self.limit)
+        rows.len() >= self.limit as usize
     }
 
     /// Without --status dead letters are included, because an operator must decide about each.
