@@ -2,7 +2,13 @@
 //! here, and one line in [`crate::kinds`].
 
 use crate::Publisher;
+#[cfg(feature = "toy")]
+use crate::connected::{BACKOFF_MAX, BACKOFF_MIN, PATIENCE, Terms};
+#[cfg(feature = "toy")]
+use crate::deadline::Deadline;
 use crate::down::DownReason;
+#[cfg(feature = "toy")]
+use crate::lookup::CONNECTION_LIFE;
 use crate::options::{Certificates, Options, Refused, Setting};
 use crate::ssrf::AllowList;
 use crate::start::Start;
@@ -159,6 +165,24 @@ impl Target {
         let endpoints = self.own.peer.endpoints().into_iter();
         let refused = endpoints.map(|at| self.allow.refusal_of(&at.host).map(|why| (at.host, why)));
         refused.collect::<Option<Vec<_>>>()?.pop()
+    }
+
+    /// The terms of its connections to these endpoints.
+    #[cfg(feature = "toy")]
+    pub(crate) fn terms(&self, endpoints: Vec<Endpoint>, deadline: &Deadline) -> Terms {
+        Terms {
+            endpoints,
+            allow: self.allow.clone(),
+            connect_timeout: self.connect_timeout,
+            connection_life: CONNECTION_LIFE,
+            answer_timeout: self.answer_timeout,
+            min_send_rate: self.min_send_rate,
+            patience: PATIENCE,
+            window: self.max_in_flight,
+            backoff_min: BACKOFF_MIN,
+            backoff_max: BACKOFF_MAX,
+            deadline: deadline.clone(),
+        }
     }
 
     /// The part whose change needs another connection: all but the limits and what becomes of a message that fails. The

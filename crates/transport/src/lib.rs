@@ -29,7 +29,7 @@
 //! | `connected::dial` | how is a TCP connection made? | `outbox-publish` |
 //! | `connected::stream` | what does a kind with a protocol of its own code need? | `outbox-publish` |
 //! | `connected::attempts` | which publishes were woken? | `outbox-publish` |
-//! | `connected::idle` | which idle connections are closed? | `outbox-publish` |
+//! | `idle` | which idle connections are closed? | `outbox-publish` |
 //! | [`addresses`] | which address of a host is tried next, and for how long? | any, pure |
 //! | `lookup` | which addresses does a host have? | `outbox-publish`, `outbox-http`, `outbox-resolve` |
 //! | `transfer` | how long may a peer take for the bytes of a message, and for its answer? | `outbox-publish`, `outbox-http`, pure |
@@ -73,6 +73,7 @@ mod down;
 mod event;
 mod failures;
 mod http;
+mod idle;
 mod intake;
 pub mod kind;
 pub mod kinds;

@@ -11,7 +11,7 @@
 //! - A state is reported before the outcomes that follow from it.
 //! - A stop request is obeyed in time, whatever the peer does.
 
-use crate::connected::OpenConnections;
+use crate::idle::OpenConnections;
 use crate::intake::Intake;
 use crate::lookup::Lookups;
 use crate::pool::RequestPool;

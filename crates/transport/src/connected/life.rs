@@ -5,7 +5,6 @@
 //! Runs on the publisher thread. `session` covers the time while connected.
 
 use super::endpoints::{CUT_LIMIT, Endpoints, Opened, Successor};
-use super::idle::OpenConnection;
 use super::link::{Connection, Connector, Terms, Wire};
 use super::session::{self, ConnectionEnd, SessionEnd};
 use super::unconfirmed::ConfirmWatchdog;
@@ -13,6 +12,7 @@ use crate::Publication;
 use crate::backoff::Backoff;
 use crate::crossing::Handed;
 use crate::event::ConnectionState;
+use crate::idle::OpenConnection;
 use crate::intake::{Intake, STOPPED, StopBy};
 use crate::transport::SharedPools;
 use std::collections::VecDeque;

@@ -38,26 +38,6 @@ pub struct Terms {
     pub deadline: Deadline,
 }
 
-impl Terms {
-    /// The terms of a destination that has these endpoints.
-    #[cfg(feature = "toy")]
-    pub(crate) fn of(target: &crate::kind::Target, endpoints: Vec<Endpoint>, deadline: &Deadline) -> Self {
-        Self {
-            endpoints,
-            allow: target.allow.clone(),
-            connect_timeout: target.connect_timeout,
-            connection_life: crate::lookup::CONNECTION_LIFE,
-            answer_timeout: target.answer_timeout,
-            min_send_rate: target.min_send_rate,
-            patience: PATIENCE,
-            window: target.max_in_flight,
-            backoff_min: BACKOFF_MIN,
-            backoff_max: BACKOFF_MAX,
-            deadline: deadline.clone(),
-        }
-    }
-}
-
 /// What no option sets.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) const BACKOFF_MIN: Duration = Duration::from_millis(100);

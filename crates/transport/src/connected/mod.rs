@@ -7,7 +7,6 @@
 mod attempts;
 mod dial;
 mod endpoints;
-mod idle;
 mod life;
 mod link;
 mod session;
@@ -17,7 +16,6 @@ mod unconfirmed;
 
 pub(crate) use attempts::{Attempts, Numbered};
 pub(crate) use dial::dial;
-pub(crate) use idle::OpenConnections;
 pub(crate) use life::keep_connected;
 pub use link::Terms;
 pub(crate) use link::{

@@ -6,11 +6,11 @@
 
 use super::attempts::Numbered;
 use super::endpoints::{Endpoints, Opened, Successor};
-use super::idle::OpenConnection;
 use super::link::{Broken, CAUSE_LIMIT, Connection, Connector, Lane, LaneEvent, Terms, Wait, Wire};
 use super::unconfirmed::{ConfirmWatchdog, Phase, Stall};
 use crate::down::{DownReason, Fault};
 use crate::event::{Answered, ConnectionState};
+use crate::idle::OpenConnection;
 use crate::intake::{Intake, STOPPED, StopBy};
 use crate::transfer::{Transfer, TransferLimits, look_every};
 use crate::{Outcome, Publication, Text};

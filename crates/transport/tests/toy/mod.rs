@@ -78,7 +78,7 @@ impl Peer for Channel {
             .url
             .clone()
             .ok_or("the option url is missing: there is no listener")?;
-        let terms = Terms::of(target, endpoints, start.deadline);
+        let terms = target.terms(endpoints, start.deadline);
         Ok(start.publisher(ToyConfig(terms)))
     }
 }
