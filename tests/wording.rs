@@ -231,7 +231,8 @@ fn sql_api_md_names_each_kind_of_failure_and_each_audit_action() {
     );
     let kinds = quoted_after(source, "=> \"", '"');
     assert!(kinds.len() > 5, "{kinds:?}");
-    let kinds: BTreeSet<String> = kinds.into_iter().chain(["database".to_owned()]).collect(); // of a worker's statements
+    let of_statements = ["database", "source"].map(str::to_owned);
+    let kinds: BTreeSet<String> = kinds.into_iter().chain(of_statements).collect();
     let text = section(SQL_API, "### outbox_errors");
     let cells = first_cells(text, "| kind | means |");
     let (down, named) = cells.split_last().expect("rows");

@@ -74,9 +74,9 @@ impl FailureGroup {
         Self::new(destination, reason, detail, 0, 1)
     }
 
-    /// A group for a statement of a worker that failed.
-    pub fn of_statement(error: &str) -> Self {
-        Self::new("", "database", error, 0, 1)
+    /// A group for a statement of a worker that failed: of the extension, or one that reads the source.
+    pub fn of_statement(error: &str, is_of_source: bool) -> Self {
+        Self::new("", if is_of_source { "source" } else { "database" }, error, 0, 1)
     }
 
     fn new(destination: &str, kind: &'static str, text: &str, last_seq: i64, count: u64) -> Self {

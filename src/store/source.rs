@@ -217,6 +217,11 @@ impl Source {
         read.map_err(|why| self.unreadable(&why))
     }
 
+    /// Whether a transaction failed with this message because no row can be read.
+    pub fn says(&self, message: &str) -> bool {
+        (self.broken.borrow().as_ref()).is_some_and(|(_, why)| self.unreadable(why).message == message)
+    }
+
     /// Refuses a claim while no row can be read. Otherwise each attempt would write the claim and roll it back. It
     /// checks once for all destinations, because it may wait for a lock.
     pub fn check_before_claim(&self) -> Result<(), UserError> {

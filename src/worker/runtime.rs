@@ -2,7 +2,7 @@
 //! settings and the log. Runs on the main thread of a worker.
 
 use super::context::WorkerContext;
-use super::transaction::{self, LAST_TRANSACTION_MS, in_transaction, in_transaction_within};
+use super::transaction::{LAST_TRANSACTION_MS, in_transaction, in_transaction_within};
 use crate::config::Settings;
 use crate::pg::clock::now_us;
 use crate::pg::txn::{Durability, TransactionFailure};
@@ -420,8 +420,10 @@ impl outbox_worker::Runtime for ServerRuntime {
         if signals::is_shutdown_requested() {
             return Ok(0); // the shutdown cancelled the statement
         }
-        transaction::show(&failure);
-        self.context.store.protocol.db.forget();
+        let db = &self.context.store.protocol.db;
+        let is_of_source = (db.source.borrow().as_ref()).is_some_and(|source| source.says(&failure.message));
+        error_groups::record(&FailureGroup::of_statement(&failure.message, is_of_source));
+        db.forget();
         if self.failures.is_news(&failure.message, Instant::now()) {
             pgrx::warning!("outbox {}: {}; tries again", self.context.id, failure.message);
         }

@@ -61,9 +61,9 @@ pub fn in_transaction_within<T>(
     )
 }
 
-/// Makes outbox_health show a failure.
+/// Makes outbox_health show the failure of a statement of the extension.
 pub fn show(failure: &TransactionFailure) {
-    error_groups::record(&FailureGroup::of_statement(&failure.message));
+    error_groups::record(&FailureGroup::of_statement(&failure.message, false));
 }
 
 /// Runs a `in_transaction_within` with the usual statement timeout.

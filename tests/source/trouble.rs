@@ -269,6 +269,10 @@ fn a_broken_source_holds_its_messages_until_it_is_fixed() {
         stage.wait_for_log("the source shop.events cannot be read: ", offset);
         let problem = wait_for_problem(&stage, "source");
         assert!(problem.contains(sqlstate), "{problem}");
+        // Four failures within seconds are what the check for statements of the workers counts.
+        let count = r#"select coalesce(sum(count), 0) > 4 from outbox_errors where kind = 'source'"#;
+        wait_true(&stage, "the source to fail again and again", count);
+        assert_eq!(health(&stage, "database"), (true, String::new()), "{trouble}");
         let untouched = format!("select attempts = 0 and claim_token is null from outbox where seq = {seq}");
         assert!(stage.query_one::<bool>(DB, &untouched), "{trouble}");
         stage.exec(DB, fix);
