@@ -4493,8 +4493,8 @@ create function outbox_internal.shared_memory(area text, destination text defaul
 returns setof text[] language c stable rows 1 as 'MODULE_PATHNAME', 'outbox_shared_memory_wrapper';
 comment on function outbox_internal.shared_memory(text, text) is
   'The rows of an area of shared memory, each an array of texts: counters, server, transactions, first messages, first'
-  ' dead letters, errors, throughput, passes; and of a destination its statistics, history and latency. Views name the'
-  ' columns. No row = the library is not preloaded, or no worker counts.';
+  ' dead letters, errors, failed tasks, throughput, passes; and of a destination its statistics, history and latency. Views'
+  ' name the columns. No row = the library is not preloaded, or no worker counts.';
 
 create function @extschema@.outbox_is_preloaded()
 returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_is_preloaded_wrapper';
@@ -5110,6 +5110,16 @@ with connection as (
             where d.classid = 'pg_class'::regclass and d.objid = t.oid
               and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
     or t.oid in (select i.inhrelid from pg_inherits i where i.inhparent = '@extschema@.outbox_history'::regclass))
+), other_owner as (
+  select x.type, x.name, r.rolname as worker_role
+  from (select 'TABLE' as type, o.name, o.relowner as owner from own_table o
+        union all
+        select 'FUNCTION', p.oid::regprocedure::text, p.proowner
+        from pg_extension x
+        join pg_depend d on d.refclassid = 'pg_extension'::regclass and d.refobjid = x.oid and d.deptype = 'e'
+        join pg_proc p on d.classid = 'pg_proc'::regclass and p.oid = d.objid
+        where x.extname = 'outbox' and p.prosecdef) x
+  join server s on true join pg_roles r on r.rolname = s.worker_role and r.oid <> x.owner
 ), foreign_trigger as (
   select t.tgname, t.tgtype, o.oid, o.name, o.relname from own_table o join pg_trigger t on t.tgrelid = o.oid
   where not t.tgisinternal and t.tgenabled <> 'D'
@@ -5358,25 +5368,40 @@ union all
 select 'destination', n.destination, format('notices of its dead letters do not reach %s: %s', n.receiver, n.problem), n.remedy
 from outbox_internal.notice_receivers n where n.problem is not null
 union all
--- A worker tries again after half a second; what ends within a few tries is no problem.
-select 'database', null, 'a statement of a worker fails: ' || g.n[3],
+select 'database', null,
+       format('%s%s must belong to %I, the role of the workers: what uses them fails',
+              array_to_string((array_agg(o.name order by o.type desc, o.name))[1:3], ', '),
+              case when count(*) > 3 then format(' and %s more', count(*) - 3) end, o.worker_role),
+       string_agg(format('ALTER %s %s OWNER TO %I', o.type, o.name, o.worker_role), '; ' order by o.type desc, o.name)
+from other_owner o group by o.worker_role
+union all
+select f."check", null, f.problem,
        coalesce('undo what the error names, for example: ' || (
          select c.command
          from (
-           select 1 as rank, format('ALTER TABLE %s OWNER TO %I', o.name, s.worker_role) as command
-           from own_table o where pg_get_userbyid(o.relowner) <> s.worker_role
+           select 1 as rank, format('GRANT CREATE ON SCHEMA %I TO %I', n.nspname, r.rolname) as command
+           from pg_extension x join pg_namespace n on n.oid = x.extnamespace join pg_roles r on r.rolname = s.worker_role
+           where x.extname = 'outbox' and f."check" = 'maintenance' and not has_schema_privilege(r.oid, n.oid, 'CREATE')
            union all
            select 2, format('ALTER TABLE %s NO FORCE ROW LEVEL SECURITY', o.name) from own_table o where o.is_secured
            union all
            select 3, format('ALTER TABLE %s DISABLE TRIGGER %I', t.name, t.tgname) from foreign_trigger t) c
          order by c.rank, c.command limit 1),
-         format('undo what the error names: the tables of outbox belong to %s, and have neither row security nor triggers of'
-                ' others', s.worker_role)) || '; the log of the server has the whole error'
+         'undo what the error names: no row security, trigger or event trigger of others may refuse statements of '
+         || s.worker_role) || '; the log of the server has the whole error'
 from server s, (
-  select e.n from outbox_internal.shared_memory('errors') e (n)
-  where e.n[2] = 'database' and e.n[4]::bigint > 3
-    and to_timestamp(e.n[6]::double precision / 1e6) > clock_timestamp() - interval '10 seconds'
-  order by e.n[6]::bigint desc limit 1) g
+  -- A worker tries again after half a second; what ends within a few tries is no problem.
+  (select 'database' as "check", 'a statement of a worker fails: ' || e.n[3] as problem
+   from outbox_internal.shared_memory('errors') e (n)
+   where e.n[2] = 'database' and e.n[4]::bigint > 3
+     and to_timestamp(e.n[6]::double precision / 1e6) > clock_timestamp() - interval '10 seconds'
+   order by e.n[6]::bigint desc limit 1)
+  union all
+  -- Maintenance runs once a minute, and its last answer stands until then.
+  (select 'maintenance', format('it has failed since %s: %s', date_trunc('seconds', to_timestamp(t.n[1]::double precision / 1e6)),
+                                t.n[2])
+   from outbox_internal.shared_memory('failed tasks') t (n) order by t.n[1]::bigint limit 1)) f
+where not exists (select from other_owner)
 union all
 select 'source', null, p.problem,
        coalesce('messages wait until it can be read: correct it, or name its columns again: select outbox_source_set('
@@ -5542,7 +5567,7 @@ comment on view outbox_internal.problems is
 create view @extschema@.outbox_health as
 select c.name as "check", p.destination, p.problem is null as ok, p.problem collate "default" as problem, p.remedy
 from unnest('{preload,enabled,standby,version,standbys,identity,partitions,sequence,role,schema,triggers,workers,destination,database,'
-            'source,capture,paused,broker,blocked,retrying,dead letters,keys,room,transactions,locks,lag}'::text[])
+            'maintenance,source,capture,paused,broker,blocked,retrying,dead letters,keys,room,transactions,locks,lag}'::text[])
        with ordinality c (name, n)
 left join outbox_internal.problems p on p."check" = c.name
 order by c.n, p.destination;

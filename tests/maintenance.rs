@@ -94,6 +94,53 @@ fn run_maintenance(cluster: &Cluster) {
     );
 }
 
+/// It runs once a minute, so its failures are too rare to count.
+#[test]
+fn health_shows_what_maintenance_could_not_do_until_a_run_can() {
+    let cluster = Stage::new(&[]).cluster;
+    run_maintenance(&cluster);
+    assert!(health(&cluster, "maintenance").0, "before any fault");
+    let refuse = "create function refuse() returns event_trigger language plpgsql as $$ begin raise exception 'none today'; end $$;
+                  create event trigger refuse on ddl_command_end when tag in ('CREATE TABLE') execute function refuse()";
+    let grant = "GRANT CREATE ON SCHEMA public TO outbox_worker";
+    for (fault, why, undo, command) in [
+        (
+            "revoke create on schema public from outbox_worker",
+            "permission denied for schema public",
+            grant,
+            grant,
+        ),
+        (
+            refuse,
+            "none today",
+            "drop event trigger refuse; drop function refuse()",
+            "undo what the error names",
+        ),
+    ] {
+        cluster.exec(
+            DB,
+            "do $$ declare p regclass; begin
+               for p in select partition from outbox_history_partitions() loop execute format('drop table %s', p); end loop;
+             end $$",
+        );
+        cluster.exec(DB, fault);
+        run_maintenance(&cluster);
+        let (is_ok, problem) = health(&cluster, "maintenance");
+        assert!(
+            !is_ok
+                && problem.starts_with("it has failed since 20")
+                && problem.ends_with(&format!(": make partitions: {why}")),
+            "{problem}"
+        );
+        let sql = r#"select remedy from outbox_health where "check" = 'maintenance'"#;
+        let remedy: String = cluster.query_one(DB, sql);
+        assert!(remedy.contains(command), "{remedy}");
+        cluster.exec(DB, undo);
+        run_maintenance(&cluster);
+        assert_eq!(health(&cluster, "maintenance"), (true, String::new()), "after {undo}");
+    }
+}
+
 #[test]
 fn workers_run_no_maintenance_and_expiry_runs_only_when_a_message_is_due_to_expire() {
     let offset = 0;

@@ -878,16 +878,44 @@ fn changes_of_tables_that_stop_the_workers_are_undone_one_by_one() {
          create trigger fails before insert or delete on outbox_history for each row execute function fails()",
     );
     site.cluster.set_conf("outbox.enabled", "on");
-    for command in [
-        "ALTER TABLE public.outbox_events OWNER TO outbox_worker",
-        "ALTER TABLE public.outbox NO FORCE ROW LEVEL SECURITY",
-        "ALTER TABLE public.outbox_history DISABLE TRIGGER fails",
+    let fails = "a statement of a worker fails";
+    for (problem, command) in [
+        (
+            "public.outbox_events must belong to outbox_worker",
+            "ALTER TABLE public.outbox_events OWNER TO outbox_worker",
+        ),
+        (fails, "ALTER TABLE public.outbox NO FORCE ROW LEVEL SECURITY"),
+        (fails, "ALTER TABLE public.outbox_history DISABLE TRIGGER fails"),
     ] {
-        let text = remedy(&site.cluster, "database", None, "a statement of a worker fails");
+        let text = remedy(&site.cluster, "database", None, problem);
         assert_eq!(self::command(&text), command);
         site.cluster.exec(DB, command);
     }
     site.works("changes of tables");
+}
+
+/// Each table and each function that runs as its owner. One after the other they would be found only as they fail.
+#[test]
+fn one_remedy_gives_all_that_belongs_to_another_role_back_to_the_workers() {
+    let site = Site::shared(&[]);
+    let cluster = &site.cluster;
+    cluster.exec(DB, "create role other; reassign owned by outbox_worker to other");
+    let text = remedy(cluster, "database", None, " more must belong to outbox_worker");
+    cluster.exec(DB, &text);
+    site.works("REASSIGN OWNED");
+    cluster.exec(DB, "drop role other");
+
+    // The workers do not read it, so none of their statements fails.
+    cluster.exec(DB, "alter table outbox_settings owner to postgres");
+    let text = remedy(
+        cluster,
+        "database",
+        None,
+        "public.outbox_settings must belong to outbox_worker",
+    );
+    assert_eq!(text, "ALTER TABLE public.outbox_settings OWNER TO outbox_worker");
+    cluster.exec(DB, &text);
+    site.works("another owner of the settings");
 }
 
 #[test]

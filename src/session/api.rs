@@ -24,6 +24,7 @@ use crate::session::{capture, changes, effects, source, subscriptions, utility};
 use crate::shared::databases;
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fast_path;
+use crate::shared::maintenance::LastAnswer;
 use crate::shared::{floors, launcher, lifecycle, sessions, statistics, transactions, workers};
 use crate::store::source::by_sql::Criteria;
 use crate::store::source::{PARTS, Source};
@@ -515,6 +516,12 @@ fn outbox_shared_memory(
         "first messages" => (first_messages(fcinfo), 4),
         "first dead letters" => (texts([false, true].map(|blocks| first_dead(blocks, fcinfo))), 2),
         "errors" => (error_groups::here().unwrap_or_default(), 7),
+        "failed tasks" => {
+            let answers = database.map(|database| database.maintenance.answers());
+            let failures = answers.into_iter().flatten().filter_map(LastAnswer::failure);
+            let row = |(since_us, failure): (i64, String)| [Some(since_us.to_string()), Some(failure)];
+            (failures.flat_map(row).collect(), 2)
+        }
         "throughput" => {
             let throughput = database.map(|database| database.throughput.shown(now_us()));
             (texts(throughput.into_iter().flatten()), 5)

@@ -320,6 +320,7 @@ impl DatabaseEntry {
         self.pending.forget();
         self.highest.forget();
         self.dead.iter().for_each(RowCount::forget);
+        self.maintenance.answers().iter().for_each(|answer| answer.set(None, 0));
     }
 
     pub fn set_extension(&self, present: bool) {

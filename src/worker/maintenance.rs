@@ -6,8 +6,8 @@
 //! - It removes dead letters and events whose retention is over.
 //!
 //! No worker does any of this: a step may read much of a table from disk, and delivery must not wait. Each step is a
-//! short, separate transaction. A step that fails is logged and left for the next run. `shared::maintenance` holds the
-//! position at which a run continues.
+//! short, separate transaction. A step that fails is logged and left for the next run; outbox_health shows it until a run
+//! succeeds. `shared::maintenance` holds the failure, and the position at which a run continues.
 
 use super::process;
 use super::store::Store;
@@ -18,11 +18,11 @@ use crate::limits::STATEMENT_TIMEOUT_MS;
 use crate::pg::clock::now_us;
 use crate::pg::spi::SpiResult;
 use crate::pg::text;
-use crate::pg::txn::{Durability, TransactionFailure};
+use crate::pg::txn::Durability;
 use crate::pg::{latch, signals};
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fields::RowCount;
-use crate::shared::maintenance::MaintenanceState;
+use crate::shared::maintenance::{LastAnswer, MaintenanceState};
 use crate::shared::workers::MAINTENANCE;
 use crate::shared::{databases, statistics};
 use outbox_core::settle::{EXPIRED, Ended};
@@ -77,6 +77,9 @@ pub fn main(database: u32) -> ! {
         Err(failure) => {
             transaction::show(&failure);
             pgrx::warning!("outbox maintenance: cannot start: {}", failure.message);
+            if let Some(database) = databases::my_database() {
+                database.maintenance.run.set(Some(&failure.message), now_us());
+            }
             signals::exit(1)
         }
     };
@@ -93,6 +96,7 @@ pub fn main(database: u32) -> ! {
         is_adopted,
         has_tended_partitions: false,
         expiry_due_us: 0,
+        failure: None,
     };
     let began = Instant::now();
     loop {
@@ -125,6 +129,8 @@ struct Maintenance {
     has_tended_partitions: bool,
     /// When the next step of a search for expired messages may begin, in µs since 1970.
     expiry_due_us: i64,
+    /// What failed first. It stays: the run does not repeat each step.
+    failure: Option<String>,
 }
 
 impl Maintenance {
@@ -140,9 +146,10 @@ impl Maintenance {
             self.count_dead();
             let more = self.clear();
             self.count_uncounted();
+            answer(&self.state.run, self.failure.as_deref());
             let counts = [&self.database.pending, &self.database.dead[0], &self.database.dead[1]];
             let nothing_is_there = counts.iter().all(|count| count.get() == Some(0));
-            let is_quiet = nothing_is_there && self.state.calls_seen.get() == calls;
+            let is_quiet = nothing_is_there && self.failure.is_none() && self.state.calls_seen.get() == calls;
             self.state.calls_seen.set(calls);
             let wait_us = match (more, is_quiet) {
                 (true, _) => 0,
@@ -163,7 +170,7 @@ impl Maintenance {
     /// rarely while it stays the same. If a backlog exceeds even that count, each destination counts only the rows that
     /// were read, so that no limit is applied too early.
     fn count(&mut self) {
-        let (state, database, store) = (self.state, self.database, &self.store);
+        let (state, database) = (self.state, self.database);
         let is_first = database.pending.get().is_none();
         let must = is_first || statistics::is_any_uncounted();
         let (before, each) = (database.pending.uncertain(), statistics::PendingCount::begin());
@@ -175,7 +182,7 @@ impl Maintenance {
         };
         state.pending_seen.set(Some(before));
         let sees_all = database.highest.get().is_some() || self.sees_all();
-        let counted = in_transaction_within(c"outbox: count", COUNT_TIMEOUT_MS, Durability::Relaxed, || {
+        let counted = self.attempt_within(c"outbox: count", COUNT_TIMEOUT_MS, |store| {
             let counted = store.count_pending(limit)?;
             let sum: i64 = counted.iter().map(|counted| counted.messages).sum();
             let all = match sum < limit {
@@ -185,7 +192,7 @@ impl Maintenance {
             };
             Ok((counted, all, sum < limit))
         });
-        let Some((counted, all, is_complete)) = or_log(c"outbox: count", counted) else {
+        let Some((counted, all, is_complete)) = counted else {
             return;
         };
         if limit == LARGE_COUNT_ROWS_MAX {
@@ -213,12 +220,9 @@ impl Maintenance {
 
     /// Whether a count sees all messages that were inserted before this database had its entry in shared memory. Waits a
     /// moment for short transactions; a later run finds the end of a long one.
-    fn sees_all(&self) -> bool {
-        let is_over = || {
-            let read = in_transaction(c"outbox: open transactions", Durability::Relaxed, || {
-                self.store.open_xids()
-            });
-            let (oldest, next) = or_log(c"outbox: open transactions", read)?;
+    fn sees_all(&mut self) -> bool {
+        let mut is_over = || {
+            let (oldest, next) = self.attempt(c"outbox: open transactions", Store::open_xids)?;
             let first = self.state.first_xid.get().unwrap_or(next);
             self.state.first_xid.set(Some(first));
             Some(oldest >= first)
@@ -233,19 +237,16 @@ impl Maintenance {
     }
 
     /// Corrects the counters of dead letters. Once they reach `COUNT_ROWS_MAX`, only COMMIT changes them.
-    fn count_dead(&self) {
-        let (database, store) = (self.database, &self.store);
+    fn count_dead(&mut self) {
+        let database = self.database;
         let before = database.dead.each_ref().map(RowCount::uncertain);
         if database.dead[0].get().is_some_and(|dead| dead >= COUNT_ROWS_MAX) {
             return;
         }
-        let counted = in_transaction_within(
-            c"outbox: count dead letters",
-            COUNT_TIMEOUT_MS,
-            Durability::Relaxed,
-            || store.count_dead(LARGE_COUNT_ROWS_MAX),
-        );
-        if let Some(found) = or_log(c"outbox: count dead letters", counted) {
+        let counted = self.attempt_within(c"outbox: count dead letters", COUNT_TIMEOUT_MS, |store| {
+            store.count_dead(LARGE_COUNT_ROWS_MAX)
+        });
+        if let Some(found) = counted {
             let counts = database.dead.iter().zip(before.into_iter().zip(found));
             if counts.fold(false, |doubt, (count, (before, found))| {
                 doubt | count.correct(before, found)
@@ -280,7 +281,10 @@ impl Maintenance {
             state.expires_us.set(None);
             0
         });
-        let Some(step) = self.expire_from(block) else {
+        let of_run = self.failure.take();
+        let step = self.expire_from(block);
+        answer(&state.search, std::mem::replace(&mut self.failure, of_run).as_deref());
+        let Some(step) = step else {
             state.expiry_block.set(None);
             state.expires_us.lower(now_us() + EXPIRY_AGAIN_US);
             return Some(now_us() + EXPIRY_AGAIN_US);
@@ -318,8 +322,9 @@ impl Maintenance {
     }
 
     fn expire_from(&mut self, block: i64) -> Option<Expired> {
-        let store = &self.store;
-        let step = attempt(c"outbox: expire messages", || store.expire(block, EXPIRY_BLOCKS, ROWS))?;
+        let step = self.attempt(c"outbox: expire messages", |store| {
+            store.expire(block, EXPIRY_BLOCKS, ROWS)
+        })?;
         if !step.counts.is_empty() {
             let sum: i64 = step.counts.iter().map(|(_, count)| count).sum();
             let now_us = now_us();
@@ -338,20 +343,22 @@ impl Maintenance {
     /// Creates and drops partitions, and removes one batch of each kind of old rows. Returns whether more rows may be
     /// old.
     fn clear(&mut self) -> bool {
-        let (store, state, retention) = (&self.store, self.state, &self.settings.retention);
+        let (state, retention) = (self.state, self.settings.retention.clone());
         if state.round_due_us.get().is_none_or(|due_us| due_us <= now_us()) {
             state.round_due_us.set(Some(now_us() + ROUND_US));
             state.events_reached.set(None);
             state.attempts_reached.set(None);
         }
         if !std::mem::replace(&mut self.has_tended_partitions, true) {
-            attempt(c"outbox: purge workers", || store.protocol.purge_workers());
-            attempt(c"outbox: record seq", || store.record_drawn_seq());
-            attempt(c"outbox: record owners", || store.record_owners());
-            attempt(c"outbox: summarize history", || store.summarize_history());
-            attempt(c"outbox: make partitions", || store.make_partitions(retention.history));
+            self.attempt(c"outbox: purge workers", |store| store.protocol.purge_workers());
+            self.attempt(c"outbox: record seq", |store| store.record_drawn_seq());
+            self.attempt(c"outbox: record owners", |store| store.record_owners());
+            self.attempt(c"outbox: summarize history", |store| store.summarize_history());
+            self.attempt(c"outbox: make partitions", |store| {
+                store.make_partitions(retention.history)
+            });
             if let Some(kept_s) = retention.history {
-                attempt(c"outbox: drop partitions", || {
+                self.attempt(c"outbox: drop partitions", |store| {
                     store.clear("drop_partitions", kept_s, PARTITIONS)
                 });
             }
@@ -382,12 +389,12 @@ impl Maintenance {
         ];
         for (what, table, time, order, kept_s) in plain {
             if let Some(kept_s) = kept_s {
-                let trimmed = attempt(what, || store.trim(table, time, order, kept_s, ROWS));
+                let trimmed = self.attempt(what, |store| store.trim(table, time, order, kept_s, ROWS));
                 more |= trimmed == Some(ROWS.into());
             }
         }
         if let Some(kept_s) = retention.dead {
-            let expired = attempt(c"outbox: expire dead letters", || {
+            let expired = self.attempt(c"outbox: expire dead letters", |store| {
                 store.clear("expire_dead", kept_s, ROWS)
             });
             if let Some(expired @ 1..) = expired {
@@ -412,7 +419,7 @@ impl Maintenance {
         for (what, function, kept_s, reached) in rounds {
             let Some(kept_s) = kept_s else { continue };
             let after = reached.get().unwrap_or(0);
-            let trimmed = attempt(what, || store.clear_after(function, after, kept_s, ROWS));
+            let trimmed = self.attempt(what, |store| store.clear_after(function, after, kept_s, ROWS));
             if let Some((until, more_rows)) = trimmed {
                 reached.set(Some(until));
                 more |= more_rows;
@@ -420,25 +427,43 @@ impl Maintenance {
         }
         more && !signals::is_shutdown_requested()
     }
-}
 
-/// Runs a step in a separate transaction; None if it failed.
-fn attempt<T>(what: &CStr, body: impl FnOnce() -> SpiResult<T>) -> Option<T> {
-    match signals::is_shutdown_requested() {
-        true => None,
-        false => or_log(what, in_transaction(what, Durability::Relaxed, body)),
+    // ---- steps ------------------------------------------------------------------------------------------------------
+
+    /// Runs a step in a separate transaction; None if it failed.
+    fn attempt<T>(&mut self, what: &CStr, body: impl FnOnce(&Store) -> SpiResult<T>) -> Option<T> {
+        self.attempt_within(what, STATEMENT_TIMEOUT_MS, body)
+    }
+
+    fn attempt_within<T>(
+        &mut self,
+        what: &CStr,
+        timeout_ms: i32,
+        body: impl FnOnce(&Store) -> SpiResult<T>,
+    ) -> Option<T> {
+        if signals::is_shutdown_requested() {
+            return None;
+        }
+        match in_transaction_within(what, timeout_ms, Durability::Relaxed, || body(&self.store)) {
+            Ok(value) => Some(value),
+            Err(_) if signals::is_shutdown_requested() => None, // the shutdown cancelled the statement
+            Err(failure) => {
+                let what = text::of_c_str(what);
+                transaction::show(&failure);
+                pgrx::warning!("{what}: {}; tries again", failure.message);
+                if !failure.locked && self.failure.is_none() {
+                    let step = what.trim_start_matches("outbox: ");
+                    self.failure = Some(format!("{step}: {}", failure.message));
+                }
+                None
+            }
+        }
     }
 }
 
-/// The value of a step; None if the step failed, which is logged.
-fn or_log<T>(what: &CStr, result: Result<T, TransactionFailure>) -> Option<T> {
-    match result {
-        Ok(value) => Some(value),
-        Err(_) if signals::is_shutdown_requested() => None, // the shutdown cancelled the statement
-        Err(failure) => {
-            transaction::show(&failure);
-            pgrx::warning!("{}: {}; tries again", text::of_c_str(what), failure.message);
-            None
-        }
+fn answer(task: &LastAnswer, failure: Option<&str>) {
+    let is_cut_off = failure.is_none() && signals::is_shutdown_requested();
+    if !is_cut_off {
+        task.set(failure, now_us());
     }
 }

@@ -250,7 +250,7 @@ fn while_a_table_of_the_outbox_is_not_as_it_was_messages_wait_and_health_says_wh
         (
             "alter table {} owner to postgres",
             "alter table {} owner to outbox_worker",
-            &["outbox_events", "outbox_history"],
+            &["outbox_events", "outbox_history", "outbox_settings"],
         ),
         (
             "create function fails() returns trigger language plpgsql as $$ begin raise exception 'no {}'; end $$;

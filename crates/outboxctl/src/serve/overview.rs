@@ -14,8 +14,9 @@ use outbox_core::words::Word;
 const NAMED_MAX: usize = 3;
 
 /// The checks of outbox_health whose failure stops no delivery.
-const WARNINGS: [&str; 7] = [
+const WARNINGS: [&str; 8] = [
     "standby",
+    "maintenance",
     "dead letters",
     "retrying",
     "room",
