@@ -3,6 +3,7 @@
 
 mod imports;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -149,6 +150,67 @@ fn each_rule_holds_and_would_find_a_violation() {
         }
     }
     assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+}
+
+/// The lines that name a broker outside of its folder and of the registry, in product code. The numbers only fall: what is
+/// left is findings, which the kinds are to word, and what names a limit or prints an example.
+const NAMING_BROKERS: [(&str, usize); 10] = [
+    ("crates/core/src/remedy.rs", 5),
+    ("crates/outboxctl/src/board/fixture.rs", 2),
+    ("crates/outboxctl/src/listen.rs", 1),
+    ("crates/transport/src/down.rs", 7),
+    ("crates/transport/src/lib.rs", 2),
+    ("sql/src/26_capture.sql", 1),
+    ("sql/src/44_inbox.sql", 1),
+    ("sql/src/50_views.sql", 37),
+    ("sql/src/52_check.sql", 10),
+    ("src/pg/text.rs", 1),
+];
+
+#[test]
+fn a_broker_is_named_in_its_folder_alone() {
+    let places = [
+        ("src", "rs"),
+        ("crates/core/src", "rs"),
+        ("crates/worker/src", "rs"),
+        ("crates/transport/src", "rs"),
+        ("crates/outboxctl/src", "rs"),
+        ("sql/src", "sql"),
+    ];
+    let own = [
+        "crates/transport/src/amqp/",
+        "crates/transport/src/http/",
+        "crates/transport/src/kinds.rs",
+    ];
+    let product = (places.iter().flat_map(|(tree, extension)| files(tree, extension)))
+        .filter(|(path, _)| !path.ends_with("tests.rs") && !own.iter().any(|own| path.starts_with(own)));
+    let found: BTreeMap<String, usize> = product
+        .map(|(path, text)| {
+            let code_of_tests = text.find("#[cfg(test)]\nmod ").unwrap_or(text.len());
+            let lines = code(&text[..code_of_tests]).filter(|(_, line)| names_a_broker(line));
+            let count = lines.filter(|(_, line)| !line.starts_with("-- ")).count();
+            (path, count)
+        })
+        .filter(|(_, count)| *count > 0)
+        .collect();
+    assert_eq!(
+        found,
+        NAMING_BROKERS.map(|(path, count)| (path.to_owned(), count)).into()
+    );
+}
+
+/// `compare_exchange` is no exchange.
+fn names_a_broker(line: &str) -> bool {
+    let mut words = line
+        .split(|c: char| c != '_' && !c.is_alphanumeric())
+        .map(str::to_lowercase);
+    words.any(|word| {
+        ["amqp", "rabbit", "lapin", "ureq"]
+            .iter()
+            .any(|part| word.contains(part))
+            || word.starts_with("exchange")
+            || word.ends_with("_http")
+    })
 }
 
 /// A file that no module names is not compiled: its tests run nowhere.
