@@ -5513,8 +5513,8 @@ from (
   left join pg_stat_activity a on a.pid = l.pid
   group by l.pid order by partitions desc limit 1) h
 union all
-select 'lag', null,
-       format('the oldest message that can be delivered, seq %s to %s, has waited for %s%s', s.seq, s.destination,
+select 'lag', s.destination,
+       format('the oldest message that can be delivered, seq %s, has waited for %s%s', s.seq,
               date_trunc('seconds', s.age), ': ' || case
                 when h.gid is not null then format('a prepared transaction has it locked: %s', h.gid)
                 when h.pid is not null
@@ -5847,8 +5847,8 @@ begin atomic
   ), problem as materialized (
     select h."check", h.destination, h.problem, h.remedy, row_number() over () as n
     from outbox_internal.problems h
-    where h."check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source', 'standbys', 'partitions',
-                                     'broker', 'blocked', 'destination', 'paused')
+    where h."check" in ('preload', 'enabled', 'identity', 'role', 'triggers', 'workers', 'database', 'source', 'standbys',
+                        'partitions', 'broker', 'blocked', 'destination', 'paused', 'lag')
   ), hindrance as materialized ( -- the problems of each message
     select m.destination, m.seq, p."check", p.destination as of_destination, p.problem, p.remedy, p.n
     from message m join problem p

@@ -821,14 +821,19 @@ fn a_message_that_waits_long_has_the_remedy_of_its_cause() {
             "begin; select from outbox where destination = 'audit' for update; {end}"
         ));
         cluster.exec(DB, "select outbox_resume('audit')");
-        site.obeys("lag", None, cause, str::to_owned);
+        site.obeys("lag", Some("audit"), cause, str::to_owned);
     }
     // A session that has a table locked which the workers write.
     site.waits_for_long();
     let mut holder = cluster.connect(DB);
     holder.run("begin; lock outbox_history in share mode");
     cluster.exec(DB, "select outbox_resume('audit')");
-    site.obeys("lag", None, "keeps the workers waiting by its locks", str::to_owned);
+    site.obeys(
+        "lag",
+        Some("audit"),
+        "keeps the workers waiting by its locks",
+        str::to_owned,
+    );
 
     // A limit of the rate, in the options of the server and in the settings.
     cluster.publish_run("audit", "fast", 100);
@@ -842,7 +847,7 @@ fn a_message_that_waits_long_has_the_remedy_of_its_cause() {
         (0..300).for_each(|_| site.waits("audit"));
         cluster.exec(DB, "update outbox set enqueued_at = now() - interval '1 hour'");
         type_sql(cluster, &format!("{limit}; select outbox_resume('audit')"));
-        site.obeys("lag", None, "may take at most 1 a second", |command| {
+        site.obeys("lag", Some("audit"), "may take at most 1 a second", |command| {
             assert!(command.contains("'2'"), "{command}");
             command.replace("'2'", "'1000'")
         });
@@ -855,7 +860,7 @@ fn a_message_that_waits_long_has_the_remedy_of_its_cause() {
     let worker = cluster.query_one::<i32>(DB, "select pid from outbox_workers") as u32;
     process::signal(worker, libc::SIGSTOP);
     cluster.exec(DB, "select outbox_resume('audit')");
-    site.obeys("lag", None, "has waited for", |command| {
+    site.obeys("lag", Some("audit"), "has waited for", |command| {
         assert_eq!(
             command,
             "ALTER SYSTEM SET outbox.workers = '2'; SELECT pg_reload_conf()"

@@ -1026,8 +1026,8 @@ from (
   left join pg_stat_activity a on a.pid = l.pid
   group by l.pid order by partitions desc limit 1) h
 union all
-select 'lag', null,
-       format('the oldest message that can be delivered, seq %s to %s, has waited for %s%s', s.seq, s.destination,
+select 'lag', s.destination,
+       format('the oldest message that can be delivered, seq %s, has waited for %s%s', s.seq,
               date_trunc('seconds', s.age), ': ' || case
                 when h.gid is not null then format('a prepared transaction has it locked: %s', h.gid)
                 when h.pid is not null

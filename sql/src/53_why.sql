@@ -59,8 +59,8 @@ begin atomic
   ), problem as materialized (
     select h."check", h.destination, h.problem, h.remedy, row_number() over () as n
     from outbox_internal.problems h
-    where h."check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source', 'standbys', 'partitions',
-                                     'broker', 'blocked', 'destination', 'paused')
+    where h."check" in ('preload', 'enabled', 'identity', 'role', 'triggers', 'workers', 'database', 'source', 'standbys',
+                        'partitions', 'broker', 'blocked', 'destination', 'paused', 'lag')
   ), hindrance as materialized ( -- the problems of each message
     select m.destination, m.seq, p."check", p.destination as of_destination, p.problem, p.remedy, p.n
     from message m join problem p

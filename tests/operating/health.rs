@@ -269,6 +269,12 @@ fn while_a_table_of_the_outbox_is_not_as_it_was_messages_wait_and_health_says_wh
             stage.set_conf("outbox.enabled", "on");
             let problem = wait_for_problem(&stage, "database");
             assert!(problem.contains(table), "{alter} of {table}: {problem}");
+            let why = "select exists (select from outbox_why((select min(seq) from outbox)) where reason = 'database')";
+            let is_held_up = *table != "outbox_settings"; // only sessions read it
+            assert!(
+                !is_held_up || stage.query_one::<bool>(DB, why),
+                "{alter} of {table}: outbox_why"
+            );
             stage.exec(DB, &back.replace("{}", table));
             wait_drained(&stage);
             assert_eq!(
