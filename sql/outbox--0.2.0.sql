@@ -601,7 +601,8 @@ begin
       raise exception 'destination "%" is no server', outbox_adopt.destination
         using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
     end if;
-    update outbox_internal.destination_owners o set owner = s.owner, owner_oid = s.owner_oid, server = s.server
+    update outbox_internal.destination_owners o
+    set owner = s.owner, owner_oid = s.owner_oid, server = s.server, wrapper = s.wrapper, options = s.options
     from outbox_internal.servers s
     where s.destination = o.destination and s.destination = outbox_adopt.destination and not s.is_adopted;
     if not found then
@@ -652,7 +653,9 @@ create table outbox_internal.destination_owners (
   destination name primary key,
   owner       text not null,
   owner_oid   oid,
-  server      oid
+  server      oid,
+  wrapper     name,
+  options     text[]
 );
 comment on table outbox_internal.destination_owners is
   'For the name of each destination that is a server, or was one: whose server may have its messages.';
@@ -660,6 +663,8 @@ comment on column outbox_internal.destination_owners.owner is
   'The name of the role. It counts while owner_oid is NULL: in a restored dump.';
 comment on column outbox_internal.destination_owners.server is
   'The server itself: it stays the same when it gets another owner. NULL = it was renamed, or the row was restored.';
+comment on column outbox_internal.destination_owners.options is
+  'The options of the server when it was last changed. A dropped server is made again with them.';
 select pg_catalog.pg_extension_config_dump('outbox_internal.destination_owners', '');
 
 create function outbox_internal.destination_owners_restore() returns trigger
@@ -701,17 +706,30 @@ begin
   -- A server that was renamed may not come back under another owner: the name stays with the owner.
   update outbox_internal.destination_owners o set server = null
   from pg_foreign_server s where s.oid = o.server and s.srvname <> o.destination;
-  update outbox_internal.destination_owners o set owner = s.owner, owner_oid = s.owner_oid, server = s.server
+  update outbox_internal.destination_owners o
+  set owner = s.owner, owner_oid = s.owner_oid, server = s.server, wrapper = s.wrapper, options = s.options
   from outbox_internal.servers s
   where s.destination = o.destination and s.is_adopted
-    and (o.owner, o.owner_oid, o.server) is distinct from (s.owner::text, s.owner_oid, s.server);
-  insert into outbox_internal.destination_owners (destination, owner, owner_oid, server)
-  select s.destination, s.owner, s.owner_oid, s.server from outbox_internal.servers s where s.owner_before is null
+    and (o.owner, o.owner_oid, o.server, o.wrapper, o.options)
+        is distinct from (s.owner::text, s.owner_oid, s.server, s.wrapper, s.options);
+  insert into outbox_internal.destination_owners (destination, owner, owner_oid, server, wrapper, options)
+  select s.destination, s.owner, s.owner_oid, s.server, s.wrapper, s.options
+  from outbox_internal.servers s where s.owner_before is null
   on conflict do nothing; -- a worker may record the same one
 end
 $$;
 comment on function outbox_internal.record_owners() is
-  'Records new names of servers, and new owners of servers that are adopted.';
+  'Records new names of servers, and of servers that are adopted new owners and options.';
+
+create view outbox_internal.former_servers as
+select o.destination::text as destination,
+       format('CREATE SERVER %I FOREIGN DATA WRAPPER %I%s', o.destination, o.wrapper,
+              (select ' OPTIONS (' || string_agg(format('%I %L', x.name, x.value), ', ' order by x.n) || ')'
+               from pg_options_to_table(o.options) with ordinality x (name, value, n))) as command,
+       format('create it again as role %I: ', o.owner) as who
+from outbox_internal.destination_owners o where o.wrapper is not null;
+comment on view outbox_internal.former_servers is
+  'The commands that make servers again, with the options that they had.';
 
 create function outbox_internal.on_server_change()
 returns event_trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -5348,21 +5366,21 @@ where s.srvname = 'default'
   and not pg_has_role(s.srvowner, 'outbox_admin', 'usage')
 union all
 select 'destination', m.destination, 'messages wait for this destination, which does not exist',
-       format('create it again, with its exchange or URL: CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp OPTIONS'
-              ' (exchange ''...''); or discard them: select outbox_discard(seq, destination) from outbox_messages'
-              ' where destination = %1$L and status in (''ready'', ''blocked'', ''retrying'', ''scheduled'', ''dead'')',
-              m.destination)
+       coalesce(f.who || f.command, 'create it with CREATE SERVER')
+       || format('; or discard them: select outbox_discard(seq, destination) from outbox_messages'
+                 ' where destination = %L and status in (''ready'', ''blocked'', ''retrying'', ''scheduled'', ''dead'')',
+                 m.destination)
 from (select distinct f.destination from waiting f where not f.is_blocked
       except select d.destination from outbox_internal.destinations() d) m
+left join outbox_internal.former_servers f on f.destination = m.destination
 union all
 select 'destination', d.destination, d.not_adopted || ': its messages wait',
        format('select outbox_adopt(destination => %L), if this server may have them', d.destination)
 from outbox_internal.destinations() d where d.not_adopted is not null
 union all
 select 'destination', s.destination, 'it is subscribed, and does not exist: no event goes there',
-       format('select outbox_unsubscribe(%1$L); or create it again, with its exchange or URL: CREATE SERVER %1$I FOREIGN DATA'
-              ' WRAPPER outbox_amqp OPTIONS (exchange ''...'')', s.destination)
-from @extschema@.outbox_subscriptions s
+       concat_ws('; or ', format('select outbox_unsubscribe(%L)', s.destination), f.who || f.command)
+from @extschema@.outbox_subscriptions s left join outbox_internal.former_servers f on f.destination = s.destination
 where s.destination not in (select d.destination from outbox_internal.destinations() d)
 union all
 select 'destination', n.destination, format('notices of its dead letters do not reach %s: %s', n.receiver, n.problem), n.remedy

@@ -440,7 +440,7 @@ fn messages_that_wait_for_a_dropped_server_are_sent_or_discarded() {
         cluster.exec(DB, "drop server audit; select outbox_resume('audit')");
         let text = remedy(cluster, "destination", Some("audit"), "does not exist");
         let (_, discard) = text.split_once("discard them: ").expect("a command");
-        let create = command(&text).replace("'...'", &format!("'{}'", site.names[1]));
+        let create = command(&text).to_owned();
         if discards {
             cluster.exec(DB, discard);
             wait_healthy(cluster, "destination");
@@ -452,6 +452,26 @@ fn messages_that_wait_for_a_dropped_server_are_sent_or_discarded() {
         type_sql(cluster, &create);
         site.works(&format!("a dropped server, {discards}"));
     }
+
+    // The remedy has the wrapper and all options of the one that was dropped.
+    let options = "select array_to_string(srvoptions, ' ') from pg_foreign_server where srvname = 'hook'";
+    let create =
+        "CREATE SERVER hook FOREIGN DATA WRAPPER outbox_http OPTIONS (url 'https://a.example/', concurrency '4')";
+    cluster.exec(DB, create);
+    cluster.exec(
+        DB,
+        "alter server hook options (add timeout '7s'); select outbox_pause('hook')",
+    );
+    let before: String = cluster.query_one(DB, options);
+    cluster.publish(Event::new("waits").to("hook"));
+    cluster.exec(DB, "drop server hook");
+    let text = remedy(cluster, "destination", Some("hook"), "does not exist");
+    assert!(
+        text.starts_with("create it again as role postgres: CREATE SERVER hook"),
+        "{text}"
+    );
+    cluster.exec(DB, command(&text));
+    assert_eq!(cluster.query_one::<String>(DB, options), before);
 }
 
 #[test]

@@ -162,7 +162,7 @@ const NAMING_BROKERS: [(&str, usize); 10] = [
     ("crates/transport/src/lib.rs", 2),
     ("sql/src/26_capture.sql", 1),
     ("sql/src/44_inbox.sql", 1),
-    ("sql/src/50_views.sql", 37),
+    ("sql/src/50_views.sql", 33),
     ("sql/src/52_check.sql", 10),
     ("src/pg/text.rs", 1),
 ];

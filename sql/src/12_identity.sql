@@ -105,7 +105,8 @@ begin
       raise exception 'destination "%" is no server', outbox_adopt.destination
         using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
     end if;
-    update outbox_internal.destination_owners o set owner = s.owner, owner_oid = s.owner_oid, server = s.server
+    update outbox_internal.destination_owners o
+    set owner = s.owner, owner_oid = s.owner_oid, server = s.server, wrapper = s.wrapper, options = s.options
     from outbox_internal.servers s
     where s.destination = o.destination and s.destination = outbox_adopt.destination and not s.is_adopted;
     if not found then

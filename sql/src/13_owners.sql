@@ -6,7 +6,9 @@ create table outbox_internal.destination_owners (
   destination name primary key,
   owner       text not null,
   owner_oid   oid,
-  server      oid
+  server      oid,
+  wrapper     name,
+  options     text[]
 );
 comment on table outbox_internal.destination_owners is
   'For the name of each destination that is a server, or was one: whose server may have its messages.';
@@ -14,6 +16,8 @@ comment on column outbox_internal.destination_owners.owner is
   'The name of the role. It counts while owner_oid is NULL: in a restored dump.';
 comment on column outbox_internal.destination_owners.server is
   'The server itself: it stays the same when it gets another owner. NULL = it was renamed, or the row was restored.';
+comment on column outbox_internal.destination_owners.options is
+  'The options of the server when it was last changed. A dropped server is made again with them.';
 select pg_catalog.pg_extension_config_dump('outbox_internal.destination_owners', '');
 
 create function outbox_internal.destination_owners_restore() returns trigger
@@ -55,17 +59,30 @@ begin
   -- A server that was renamed may not come back under another owner: the name stays with the owner.
   update outbox_internal.destination_owners o set server = null
   from pg_foreign_server s where s.oid = o.server and s.srvname <> o.destination;
-  update outbox_internal.destination_owners o set owner = s.owner, owner_oid = s.owner_oid, server = s.server
+  update outbox_internal.destination_owners o
+  set owner = s.owner, owner_oid = s.owner_oid, server = s.server, wrapper = s.wrapper, options = s.options
   from outbox_internal.servers s
   where s.destination = o.destination and s.is_adopted
-    and (o.owner, o.owner_oid, o.server) is distinct from (s.owner::text, s.owner_oid, s.server);
-  insert into outbox_internal.destination_owners (destination, owner, owner_oid, server)
-  select s.destination, s.owner, s.owner_oid, s.server from outbox_internal.servers s where s.owner_before is null
+    and (o.owner, o.owner_oid, o.server, o.wrapper, o.options)
+        is distinct from (s.owner::text, s.owner_oid, s.server, s.wrapper, s.options);
+  insert into outbox_internal.destination_owners (destination, owner, owner_oid, server, wrapper, options)
+  select s.destination, s.owner, s.owner_oid, s.server, s.wrapper, s.options
+  from outbox_internal.servers s where s.owner_before is null
   on conflict do nothing; -- a worker may record the same one
 end
 $$;
 comment on function outbox_internal.record_owners() is
-  'Records new names of servers, and new owners of servers that are adopted.';
+  'Records new names of servers, and of servers that are adopted new owners and options.';
+
+create view outbox_internal.former_servers as
+select o.destination::text as destination,
+       format('CREATE SERVER %I FOREIGN DATA WRAPPER %I%s', o.destination, o.wrapper,
+              (select ' OPTIONS (' || string_agg(format('%I %L', x.name, x.value), ', ' order by x.n) || ')'
+               from pg_options_to_table(o.options) with ordinality x (name, value, n))) as command,
+       format('create it again as role %I: ', o.owner) as who
+from outbox_internal.destination_owners o where o.wrapper is not null;
+comment on view outbox_internal.former_servers is
+  'The commands that make servers again, with the options that they had.';
 
 create function outbox_internal.on_server_change()
 returns event_trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$

@@ -861,21 +861,21 @@ where s.srvname = 'default'
   and not pg_has_role(s.srvowner, 'outbox_admin', 'usage')
 union all
 select 'destination', m.destination, 'messages wait for this destination, which does not exist',
-       format('create it again, with its exchange or URL: CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp OPTIONS'
-              ' (exchange ''...''); or discard them: select outbox_discard(seq, destination) from outbox_messages'
-              ' where destination = %1$L and status in (''ready'', ''blocked'', ''retrying'', ''scheduled'', ''dead'')',
-              m.destination)
+       coalesce(f.who || f.command, 'create it with CREATE SERVER')
+       || format('; or discard them: select outbox_discard(seq, destination) from outbox_messages'
+                 ' where destination = %L and status in (''ready'', ''blocked'', ''retrying'', ''scheduled'', ''dead'')',
+                 m.destination)
 from (select distinct f.destination from waiting f where not f.is_blocked
       except select d.destination from outbox_internal.destinations() d) m
+left join outbox_internal.former_servers f on f.destination = m.destination
 union all
 select 'destination', d.destination, d.not_adopted || ': its messages wait',
        format('select outbox_adopt(destination => %L), if this server may have them', d.destination)
 from outbox_internal.destinations() d where d.not_adopted is not null
 union all
 select 'destination', s.destination, 'it is subscribed, and does not exist: no event goes there',
-       format('select outbox_unsubscribe(%1$L); or create it again, with its exchange or URL: CREATE SERVER %1$I FOREIGN DATA'
-              ' WRAPPER outbox_amqp OPTIONS (exchange ''...'')', s.destination)
-from @extschema@.outbox_subscriptions s
+       concat_ws('; or ', format('select outbox_unsubscribe(%L)', s.destination), f.who || f.command)
+from @extschema@.outbox_subscriptions s left join outbox_internal.former_servers f on f.destination = s.destination
 where s.destination not in (select d.destination from outbox_internal.destinations() d)
 union all
 select 'destination', n.destination, format('notices of its dead letters do not reach %s: %s', n.receiver, n.problem), n.remedy
