@@ -45,6 +45,7 @@
 //! | `amqp::nesting` | which frames nest too deeply for lapin? | `lapin-io-loop`, pure |
 //! | `http` | which message is posted when, and when does the destination pause? | `outbox-publish` |
 //! | `http::kind`, `http::url` | what do the options of a URL say? | any, pure |
+//! | `http::form` | what may the headers of a request be? | any, pure |
 //! | `http::config` | where to post, with which credentials and limits? | any, plain data |
 //! | `http::order` | which message may be sent next? | `outbox-publish`, pure |
 //! | `http::request_thread` | how is one message posted? | `outbox-http` |

@@ -1,4 +1,4 @@
-//! What a transport does for a publisher. AMQP and HTTP each implement it on their configuration.
+//! What a transport does for a publisher. Each kind implements it on its configuration.
 //!
 //! The worker relies on these rules for every transport; tests/conformance tests each transport for all of them:
 //!
