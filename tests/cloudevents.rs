@@ -19,12 +19,20 @@ const PACKAGES: [&str; 2] = ["cloudevents==2.2.0", "jsonschema==4.26.0"];
 const TRACEPARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 const FORMATS: [Format; 2] = [Format::CloudEvents, Format::CloudEventsBinary];
 
+/// The kinds for whose protocol the SDK has a binding: not the kind of the tests.
+fn bound() -> impl Iterator<Item = &'static Kind> {
+    KINDS
+        .iter()
+        .copied()
+        .filter(|kind| ["AMQP", "HTTP"].contains(&kind.protocol))
+}
+
 #[test]
 fn the_sdk_reads_every_event_in_both_formats_for_both_transports() {
     let mut messages = Vec::new();
     let mut expected = Vec::new();
     for (pointer, event) in events() {
-        for kind in KINDS {
+        for kind in bound() {
             for format in FORMATS {
                 messages.push(written(kind, &made(&pointer, &event, kind, format)));
                 expected.push(json!({"attributes": attributes(&pointer, &event), "data": data(&event)}));
@@ -42,7 +50,7 @@ fn the_sdk_reads_every_event_in_both_formats_for_both_transports() {
 fn the_sdk_refuses_a_message_that_is_not_a_cloudevent() {
     let (pointer, event) = events().next().expect("an event");
     let mut messages = Vec::new();
-    for kind in KINDS {
+    for kind in bound() {
         let mut binary = written(kind, &made(&pointer, &event, kind, Format::CloudEventsBinary));
         binary["headers"].as_object_mut().expect("headers").remove("ce-source");
         messages.push(binary);
