@@ -321,6 +321,7 @@ create table @extschema@.outbox (
   key          text        check (pg_catalog.octet_length(key) <= 255),
   last_error   text,
   expires_at   timestamptz,
+  error_code   text,
   -- The only index. A worker reads a lane (destination, partition) in order of seq. The index has no column that a
   -- claim changes, so a claim is a HOT update; the fillfactor leaves room for it.
   primary key (destination, partition, seq)
@@ -343,6 +344,8 @@ comment on column @extschema@.outbox.expires_at is
   'A message that was not handed to the destination by then is not sent: it becomes a dead letter.';
 comment on column @extschema@.outbox.replayed is
   'It was published or discarded before and is sent again by outbox_replay(); a header of the message says so.';
+comment on column @extschema@.outbox.error_code is
+  'The kind of the failure in last_error, a word of outbox_errors.kind; NULL = only the text is known.';
 
 create table @extschema@.outbox_waiting (
   seq          bigint      not null,
@@ -357,6 +360,7 @@ create table @extschema@.outbox_waiting (
   key          text        check (pg_catalog.octet_length(key) <= 255),
   last_error   text,
   expires_at   timestamptz,
+  error_code   text,
   primary key (seq, destination)
 );
 create index on @extschema@.outbox_waiting (due_at) where due_at is not null;
@@ -369,6 +373,8 @@ comment on table @extschema@.outbox_waiting is
 comment on column @extschema@.outbox_waiting.state is
   'The status in outbox_messages, as a letter: s = scheduled, b = retrying after a failure, g = blocked behind a message'
   ' of its key that failed or is dead.';
+comment on column @extschema@.outbox_waiting.error_code is
+  'The kind of the failure in last_error, a word of outbox_errors.kind; NULL = only the text is known.';
 
 create table @extschema@.outbox_history (
   seq          bigint      not null,
@@ -380,10 +386,13 @@ create table @extschema@.outbox_history (
   replayed     boolean     not null default false,
   destination  text collate "C" not null,
   key          text,
-  last_error   text
+  last_error   text,
+  error_code   text
 ) partition by range (published_at); -- its partitions: 35_retention.sql
 comment on table @extschema@.outbox_history is
   'Messages that ended: confirmed by the broker, or discarded. Kept for outbox.retention.';
+comment on column @extschema@.outbox_history.error_code is
+  'The kind of its last failure, a word of outbox_errors.kind; NULL = it did not fail, or only the text is known.';
 
 create table @extschema@.outbox_dead (
   seq          bigint      not null,
@@ -397,6 +406,7 @@ create table @extschema@.outbox_dead (
   reason       text        not null,
   blocks       boolean     not null default false,
   expires_at   timestamptz,
+  error_code   text,
   primary key (seq, destination)
 );
 create index on @extschema@.outbox_dead (destination, partition, key collate "C", seq) where blocks;
@@ -406,6 +416,8 @@ comment on table @extschema@.outbox_dead is
 comment on column @extschema@.outbox_dead.blocks is
   'Later messages of its key, or of its partition where that is one order, wait until this one is retried or'
   ' discarded.';
+comment on column @extschema@.outbox_dead.error_code is
+  'The kind of the failure in reason, a word of outbox_errors.kind; NULL = only the text is known.';
 
 create function outbox_internal.record_dead(more bigint, more_block bigint, seq bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_dead_wrapper';
@@ -1632,23 +1644,27 @@ create table @extschema@.outbox_attempts_log (
   outcome     text        not null check (outcome in ('retried', 'deferred', 'dead')),
   error       text,
   worker_id   text,
+  error_code  text,
   primary key (seq, destination, at)
 );
 comment on table @extschema@.outbox_attempts_log is
   'Attempts that failed, the last 20 of each message. Kept as long as the message waits or is dead, else for'
   ' outbox.retention.';
+comment on column @extschema@.outbox_attempts_log.error_code is
+  'The kind of the failure in error, a word of outbox_errors.kind; NULL = only the text is known.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_attempts_log', '');
 
-create function outbox_internal.record_error(destination text, error text, is_dead boolean, seq bigint, count bigint)
+create function outbox_internal.record_error(destination text, error text, code text, seq bigint, count bigint)
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_error_wrapper';
-comment on function outbox_internal.record_error(text, text, boolean, bigint, bigint) is
-  'At COMMIT, adds this number of failed messages to outbox_errors, the last of them seq (NULL = unknown).';
+comment on function outbox_internal.record_error(text, text, text, bigint, bigint) is
+  'At COMMIT, adds this number of failed messages to outbox_errors, the last of them seq (NULL = unknown). code: their'
+  ' kind.';
 
 create function outbox_internal.record_failed(failed @extschema@.outbox_attempts_log[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
-  perform outbox_internal.record_error(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
-  from unnest(failed) f where f.outcome <> 'deferred' group by f.destination, f.error, f.outcome <> 'retried';
+  perform outbox_internal.record_error(f.destination, f.error, f.error_code, max(f.seq), count(*))
+  from unnest(failed) f where f.outcome <> 'deferred' group by f.destination, f.error, f.error_code;
   -- An expired message was not sent.
   insert into @extschema@.outbox_attempts_log select f.* from unnest(failed) f where f.outcome <> 'expired'
   on conflict do nothing;
@@ -2256,10 +2272,10 @@ begin
     with gone as (
       delete from @extschema@.outbox_waiting w where w.ctid = any (tids)
       returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
-                w.expires_at
+                w.expires_at, w.error_code
     )
     insert into @extschema@.outbox as o
-      (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
+      (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at, error_code)
     select g.* from gone g
     on conflict do nothing
     returning o.destination, o.partition, o.seq, o.ctid
@@ -2411,7 +2427,7 @@ comment on function outbox_internal.lanes_with_messages(text[], smallint[], bigi
 
 create function outbox_internal.settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
-  actions "char"[], delays_ms bigint[], reasons text[]
+  actions "char"[], delays_ms bigint[], reasons text[], codes text[]
 ) returns integer language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -2429,51 +2445,55 @@ declare
   changed integer;
 begin
   with ended as materialized (
-    select * from unnest(tids, seqs, destinations, partitions, tokens, actions, delays_ms, reasons)
-      as u (row_tid, seq, destination, partition, token, action, delay_ms, reason)
+    select * from unnest(tids, seqs, destinations, partitions, tokens, actions, delays_ms, reasons, codes)
+      as u (row_tid, seq, destination, partition, token, action, delay_ms, reason, code)
     where not leased or (u.partition::bigint << 48 | u.token) = any (held)
   ), gone as (
     delete from @extschema@.outbox o using ended u
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.partition = u.partition
       and (o.claim_token = u.token or o.claim_token is null and leased) and u.action <> 'f'
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.replayed, o.destination, o.key, o.last_error,
-      o.expires_at, case when u.action = 'd' and u.delay_ms < 0 then 'u'::"char" else u.action end as action,
-      u.delay_ms, u.reason
+      o.expires_at, o.error_code, case when u.action = 'd' and u.delay_ms < 0 then 'u'::"char" else u.action end as action,
+      u.delay_ms, u.reason, u.code
   ), published as (
     -- u = no queue took it, and its destination discards it then
     insert into @extschema@.outbox_history
-      (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error, discarded)
+      (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error, error_code, discarded)
     select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.replayed, g.destination, g.key,
-           case when g.action = 'u' then g.reason else g.last_error end, g.action = 'u'
+           case when g.action = 'u' then g.reason else g.last_error end,
+           case when g.action = 'u' then g.code else g.error_code end, g.action = 'u'
     from gone g where g.action in ('p', 'u')
   ), dead as (
     -- x = expired, no attempt used
     insert into @extschema@.outbox_dead
-      (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, blocks)
+      (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, error_code, blocks)
     select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition,
-           g.replayed, g.destination, g.key, g.reason,
+           g.replayed, g.destination, g.key, g.reason, g.code,
            g.action = 'B' or g.action = 'D' and g.key is not null
     from gone g where g.action in ('d', 'D', 'B', 'x')
     on conflict (destination, seq) do update
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
-        replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
+        replayed = excluded.replayed, reason = excluded.reason, error_code = excluded.error_code,
+        blocks = excluded.blocks
   ), waiting as (
     -- r = try again after the delay, one attempt used, or none if the delay is negative; w = behind an earlier one of
     -- its key, none used
     insert into @extschema@.outbox_waiting
       (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error,
-       expires_at)
+       error_code, expires_at)
     select g.seq, g.enqueued_at,
            case when g.action = 'r' then clock_timestamp() + abs(g.delay_ms) * interval '1 millisecond' end,
            g.attempts + case when g.action = 'r' and g.delay_ms >= 0 then 1 else 0 end, g.partition,
            g.crashes, g.replayed, case when g.action = 'r' then 'b' else 'g' end, g.destination, g.key,
-           case when g.action = 'r' then g.reason else g.last_error end, g.expires_at
+           case when g.action = 'r' then g.reason else g.last_error end,
+           case when g.action = 'r' then g.code else g.error_code end, g.expires_at
     from gone g where g.action in ('r', 'w')
     on conflict do nothing
   ), freed as (
     -- f = as before, no attempt used
     update @extschema@.outbox o
-    set claim_token = null, claim_until = null, last_error = coalesce(u.reason, o.last_error)
+    set claim_token = null, claim_until = null, last_error = coalesce(u.reason, o.last_error),
+        error_code = case when u.reason is null or u.reason = o.last_error then o.error_code else u.code end
     from ended u
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.partition = u.partition
       and (o.claim_token = u.token or o.claim_token is null and leased) and u.action = 'f'
@@ -2485,7 +2505,7 @@ begin
            array_agg(row(g.seq, g.destination, clock_timestamp(), g.attempts + 1,
                          case when g.action = 'x' then 'expired' when g.action <> 'r' then 'dead'
                               when g.delay_ms < 0 then 'deferred' else 'retried' end, g.reason,
-                         nullif(settle.worker, ''))::@extschema@.outbox_attempts_log)
+                         nullif(settle.worker, ''), g.code)::@extschema@.outbox_attempts_log)
              filter (where g.action in ('r', 'd', 'D', 'B', 'x')) as failed
     from gone g) n;
   if failed is not null then
@@ -2495,11 +2515,11 @@ begin
 end
 $$;
 comment on function outbox_internal.settle(
-  text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
+  text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[], text[]) is
   'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits,'
   ' B dead and its partition waits, x expired; d with a negative delay: discarded. More actions: r retry after'
-  ' delays_ms (negative: not counted as an attempt), w behind an earlier one of its key, f freed. Returns how many rows'
-  ' changed. Fewer than given means that rows moved or the claim is lost.';
+  ' delays_ms (negative: not counted as an attempt), w behind an earlier one of its key, f freed. reasons and codes: the text and'
+  ' the kind of a failure. Returns how many rows changed. Fewer than given means that rows moved or the claim is lost.';
 
 create function outbox_internal.locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable security definer set search_path = pg_catalog, pg_temp as $$
@@ -2539,11 +2559,6 @@ comment on view outbox_internal.notice_receivers is
   'Destinations with the option dead_letters_to: where the notices of their dead letters go, and why none does (NULL ='
   ' they do).';
 
-create function outbox_internal.error_kind(reason text)
-returns text language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_error_kind_wrapper';
-comment on function outbox_internal.error_kind(text) is
-  'The kind of a dead letter as in outbox_errors, from its reason.';
-
 create function outbox_internal.notify_dead(seqs bigint[], destinations text[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
@@ -2561,7 +2576,7 @@ begin
       select nextval('@extschema@.outbox_events_seq_seq') as seq, r.receiver, d.partition, e.aggregate_type, e.aggregate_id,
              outbox_internal.legible(jsonb_build_object(
                'destination', d.destination, 'seq', d.seq, 'id', e.id, 'type', e.type, 'aggregate_type', e.aggregate_type,
-               'aggregate_id', e.aggregate_id, 'key', case when e.seq is not null then d.key end, 'kind', outbox_internal.error_kind(d.reason),
+               'aggregate_id', e.aggregate_id, 'key', case when e.seq is not null then d.key end, 'kind', coalesce(d.error_code, 'text'),
                'reason', d.reason, 'attempts', d.attempts, 'blocks', d.blocks, 'enqueued_at', d.enqueued_at,
                'died_at', d.died_at)::text)::jsonb as payload
       from unnest(seqs, destinations) u (seq, destination)
@@ -2630,13 +2645,14 @@ begin
     select * from gone union all select * from gone_late
   ), written as (
     insert into @extschema@.outbox_dead
-      (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason)
+      (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, error_code)
     select e.seq, e.enqueued_at, e.expires_at, e.attempts, e.partition, e.replayed, e.destination, e.key,
-           'expired: it was not sent in time'
+           'expired: it was not sent in time', 'expired'
     from expired e
     on conflict on constraint outbox_dead_pkey do update
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
-        replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
+        replayed = excluded.replayed, reason = excluded.reason, error_code = excluded.error_code,
+        blocks = excluded.blocks
   )
   select array_agg(e.seq), array_agg(e.destination),
          count(case when e.has_failed then outbox_internal.record_gone(e.partition, e.seq) end)
@@ -3017,8 +3033,8 @@ begin
     update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
     from revived r where w.seq = r.seq and w.destination = r.destination and w.state <> 'g'
   ), back as (
-    insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error)
-    select r.destination, r.partition, r.seq, r.key, r.replayed, r.enqueued_at, r.reason from revived r
+    insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error, error_code)
+    select r.destination, r.partition, r.seq, r.key, r.replayed, r.enqueued_at, r.reason, r.error_code from revived r
     where (select true from @extschema@.outbox_waiting w where w.seq = r.seq and w.destination = r.destination) is null
       and outbox_internal.find_row(r.seq, r.destination, partitions) is null
     on conflict do nothing
@@ -3043,18 +3059,22 @@ create function outbox_internal.discard(
 begin
   with of_outbox as (
     delete from @extschema@.outbox o where o.ctid = any (ready)
-    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.replayed, o.destination, o.key, null::text as reason
+    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.replayed, o.destination, o.key, null::text as reason,
+              o.error_code
   ), of_waiting as (
     delete from @extschema@.outbox_waiting w where w.ctid = any (waiting)
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.replayed, w.destination, w.key, null::text as reason
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.replayed, w.destination, w.key, null::text as reason,
+              w.error_code
   ), of_dead as (
     delete from @extschema@.outbox_dead d where d.ctid = any (dead)
-    returning d.seq, d.enqueued_at, d.attempts, d.partition, d.replayed, d.destination, d.key, d.reason
+    returning d.seq, d.enqueued_at, d.attempts, d.partition, d.replayed, d.destination, d.key, d.reason,
+              d.error_code
   ), written as (
     insert into @extschema@.outbox_history
-      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
+      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error,
+       error_code)
     select x.seq, x.enqueued_at, clock_timestamp(), x.attempts, x.partition, true, x.replayed, x.destination, x.key,
-           coalesce(reason, 'dead for longer than outbox.dead_retention: ' || x.reason)
+           coalesce(reason, 'dead for longer than outbox.dead_retention: ' || x.reason), x.error_code
     from (select * from of_outbox union all select * from of_waiting union all select * from of_dead) x
     returning partition, seq
   ), of_partition as (
@@ -3068,7 +3088,7 @@ end
 $$;
 comment on function outbox_internal.discard(tid[], tid[], tid[], text) is
   'Moves these rows of outbox, outbox_waiting and outbox_dead to the history, as discarded for a reason (NULL = dead'
-  ' for too long). Returns how many, and how many of them waited.';
+  ' for too long). error_code stays that of the last failure. Returns how many, and how many of them waited.';
 
 create function @extschema@.outbox_retry(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -4055,7 +4075,7 @@ create function outbox_internal.decide_failure(
 ) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
 comment on function outbox_internal.decide_failure(text, text[], bigint, integer, text, boolean) is
   'The outcome of a failure, or of a message that can never be sent, by the rules of a destination: the action for'
-  ' settle() (r, d, D or B), delay in ms, reason. Its wrapper and options describe the destination (NULL = by the settings).';
+  ' settle() (r, d, D or B), delay in ms, reason, code. Its wrapper and options describe the destination (NULL = by the settings).';
 
 create function outbox_internal.record_ended(published bigint, failed bigint, gone bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_ended_wrapper';
@@ -4180,7 +4200,8 @@ begin
   perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
   perform outbox_internal.record_pending(to_destination, -e.count),
           outbox_internal.record_ended(0::bigint, 0::bigint, e.count),
-          outbox_internal.record_error(to_destination, 'expired: it was not sent in time'::text, true, null::bigint, e.count)
+          outbox_internal.record_error(to_destination, 'expired: it was not sent in time'::text, 'expired'::text, null::bigint,
+                                       e.count)
   from outbox_internal.dead_letter(
     array(select x.tid from unnest(settings.partitions) p (n) cross join lateral (
             select o.ctid as tid, o.expires_at from @extschema@.outbox o
@@ -4394,7 +4415,7 @@ begin
        ''::text, array[message.tid], array[end_claim.seq], array[to_destination], array[message.partition],
        array[end_claim.claim_token],
        array[case when settings.leasing then verdict[1] else translate(verdict[1], 'DB', 'dd') end]::"char"[],
-       array[verdict[2]]::bigint[], array[verdict[3]]) <> 1 then
+       array[verdict[2]]::bigint[], array[verdict[3]], array[verdict[4]]) <> 1 then
     return false;
   end if;
   perform outbox_internal.record_ended(
@@ -4559,21 +4580,21 @@ with m as not materialized (
                 or outbox_internal.is_taken(o.destination, o.partition, o.seq) then 'in flight'
               else 'ready' end as status,
          o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token,
-         o.last_error, o.replayed, o.expires_at, null::timestamptz as ended_at
+         o.last_error, o.replayed, o.expires_at, null::timestamptz as ended_at, o.error_code
   from @extschema@.outbox o
   union all
   select w.seq, w.destination, w.partition, w.key,
          case w.state when 'b' then 'retrying' when 'g' then 'blocked' else 'scheduled' end,
-         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed, w.expires_at, null
+         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed, w.expires_at, null, w.error_code
   from @extschema@.outbox_waiting w
   union all
   select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason,
-         d.replayed, d.expires_at, null
+         d.replayed, d.expires_at, null, d.error_code
   from @extschema@.outbox_dead d
   union all
   select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
          h.attempts, null, h.enqueued_at, case when not h.discarded then h.published_at end, null, h.last_error,
-         h.replayed, null, h.published_at
+         h.replayed, null, h.published_at, h.error_code
   from @extschema@.outbox_history h
 )
 select m.seq, m.seq as global_sequence, m.status,
@@ -4586,7 +4607,7 @@ select m.seq, m.seq as global_sequence, m.status,
        -- the names of the same columns in other systems
        m.id as outbox_id, m.type as event_type, m.payload as body, m.actor as "user", m.destination as transport_name,
        m.attempts as retry_count, m.last_error as error_message,
-       m.expires_at, m.event_error
+       m.expires_at, m.event_error, case when m.last_error is not null then coalesce(m.error_code, 'text') end as error_code
 from (
   select m.*, e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
          e.headers, e.actor, e.correlation_id, e.created_at, null::text as event_error
@@ -5639,11 +5660,12 @@ comment on view @extschema@.outbox_errors is
   ' destination went down last_seq is NULL.';
 
 create view @extschema@.outbox_attempts as
-select l.seq, l.destination, l.attempt, l.at, l.outcome, l.error, l.worker_id
+select l.seq, l.destination, l.attempt, l.at, l.outcome, l.error, l.worker_id,
+       coalesce(l.error_code, 'text') as error_code
 from @extschema@.outbox_attempts_log l;
 comment on view @extschema@.outbox_attempts is
   'Attempts that failed, the last 20 of each message: which one, when, what became of the message (retried, deferred,'
-  ' dead), the error, the worker (NULL = a relay). Give a seq.';
+  ' dead), the error, the worker (NULL = a relay), the kind of the error (text = only its text is known). Give a seq.';
 
 create view @extschema@.outbox_passes as
 select format('server-%s', t.n[1] + 1) as worker_id, x.at, t.n[3] as claimed, t.n[4] as published, t.n[5] as failed,
@@ -5811,19 +5833,19 @@ create function outbox_internal.message_rows(
   of_seq bigint, out seq bigint, out destination text, out partition_key text, out partition smallint, out key text,
   out status text, out attempts integer, out crashes smallint, out available_at timestamptz,
   out enqueued_at timestamptz, out ended_at timestamptz, out last_error text, out replayed boolean,
-  out expires_at timestamptz, out blocks boolean, out claim_token bigint
+  out expires_at timestamptz, out blocks boolean, out claim_token bigint, out error_code text
 ) returns setof record language sql volatile set search_path = pg_catalog, pg_temp
 begin atomic
   select m.seq, m.destination, outbox_internal.partition_label(m.partition::integer), m.partition, m.key, m.status,
          m.attempts, m.crashes, m.available_at, m.enqueued_at, m.ended_at, m.last_error, m.replayed, m.expires_at,
-         m.blocks, m.claim_token
+         m.blocks, m.claim_token, case when m.last_error is not null then coalesce(m.error_code, 'text') end
   from (
     select o.seq, o.destination, o.partition, o.key,
            case when outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
                   or outbox_internal.is_taken(o.destination, o.partition, o.seq) then 'in flight'
                 else 'ready' end as status,
            o.attempts, o.crashes, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as ended_at,
-           o.last_error, o.replayed, o.expires_at, null::boolean as blocks, o.claim_token
+           o.last_error, o.replayed, o.expires_at, null::boolean as blocks, o.claim_token, o.error_code
     -- No index of outbox begins with seq: looked up in each lane.
     from outbox_internal.first_pending l cross join lateral (
       select x.* from @extschema@.outbox x
@@ -5831,15 +5853,17 @@ begin atomic
     union all
     select w.seq, w.destination, w.partition, w.key,
            case w.state when 'b' then 'retrying' when 'g' then 'blocked' else 'scheduled' end,
-           w.attempts, w.crashes, w.due_at, w.enqueued_at, null, w.last_error, w.replayed, w.expires_at, null, null
+           w.attempts, w.crashes, w.due_at, w.enqueued_at, null, w.last_error, w.replayed, w.expires_at, null, null,
+           w.error_code
     from @extschema@.outbox_waiting w where w.seq = of_seq
     union all
     select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, null, d.enqueued_at, d.died_at, d.reason,
-           d.replayed, d.expires_at, d.blocks, null
+           d.replayed, d.expires_at, d.blocks, null, d.error_code
     from @extschema@.outbox_dead d where d.seq = of_seq
     union all
     select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
-           h.attempts, null, null, h.enqueued_at, h.published_at, h.last_error, h.replayed, null, null, null
+           h.attempts, null, null, h.enqueued_at, h.published_at, h.last_error, h.replayed, null, null, null,
+           h.error_code
     from @extschema@.outbox_history h where h.seq = of_seq) m
   -- Else it was a message of another event: there was another source.
   where m.ended_at is null or m.status = 'dead' or m.ended_at <@ (select t.current from outbox_internal.event_times t)
@@ -6021,7 +6045,7 @@ begin atomic
              when 'scheduled' then format('It is scheduled for %s.', date_trunc('seconds', m.available_at))
              else format('Its last attempt failed, and the next one is due at %s: %s%s',
                          date_trunc('seconds', m.available_at), m.last_error,
-                         case when m.last_error like 'unroutable%' then '; bind a queue for it first' end) end as why,
+                         case when m.error_code = 'unroutable' then '; bind a queue for it first' end) end as why,
            format(case m.status when 'dead' then 'select outbox_retry(%s, %L), or outbox_discard(%1$s, %2$L)'
                                 else 'select outbox_retry(%s, %L)' end, m.seq, m.destination) as remedy,
            null::bigint as behind
@@ -6743,7 +6767,7 @@ comment on function outbox_internal.work_events(text, tid[], bigint) is
 
 create function outbox_internal.work_settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
-  actions "char"[], delays_ms bigint[], reasons text[], took_us bigint[]
+  actions "char"[], delays_ms bigint[], reasons text[], codes text[], took_us bigint[]
 ) returns integer language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp as $$
 declare
@@ -6755,19 +6779,21 @@ declare
   changed integer;
 begin
   if n = 0 or n > 10000 or (n = all (array[cardinality(tids), cardinality(destinations), cardinality(partitions),
-       cardinality(tokens), cardinality(actions), cardinality(delays_ms), cardinality(reasons)])) is not true then
+       cardinality(tokens), cardinality(actions), cardinality(delays_ms), cardinality(reasons),
+       cardinality(codes)])) is not true then
     raise exception 'the arrays are not all of one length, from 1 to 10000' using errcode = 'array_subscript_error',
       hint = 'Give an element for each message.';
   end if;
   if (destinations[1] = all (destinations)) is not true or exists (
-    select from unnest(actions, delays_ms, reasons) u (action, delay_ms, reason)
+    select from unnest(actions, delays_ms, reasons, codes) u (action, delay_ms, reason, code)
     where coalesce(u.action not in ('p', 'd', 'D', 'B', 'x', 'r', 'w', 'f'), true)
       or u.action = 'r' and coalesce(u.delay_ms not between -1000000000000 and 1000000000000, true)
-      or u.action in ('d', 'D', 'B', 'x', 'r') and u.reason is null) then
-    raise exception 'the destinations differ, or an action is unknown, or lacks its delay or reason'
+      or u.action in ('d', 'D', 'B', 'x', 'r') and (u.reason is null or u.code is null)
+      or u.code not in ('nacked', 'unroutable', 'refused', 'unsendable', 'expired', 'failed')) then
+    raise exception 'the destinations differ, or an action or a code is unknown, or an action lacks its delay, reason or code'
       using errcode = 'invalid_parameter_value',
-      hint = 'Settle messages of one destination. Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a'
-             ' reason.';
+      hint = 'Settle messages of one destination. Actions: p, f, w; d, D, B, x with a reason and a code; r with these'
+             ' and a delay in ms.';
   end if;
   -- The first token shows settle() whether leases apply. (outbox_settings says it too, but is locked while
   -- outbox_configure() waits for just this.)
@@ -6779,7 +6805,7 @@ begin
   perform set_config('synchronous_commit', 'local', true);
   changed := outbox_internal.settle(
     outbox_internal.check_worker(worker), tids, seqs, destinations, partitions, tokens, actions, delays_ms,
-    array(select left(r, 500) from unnest(reasons) with ordinality u (r, i) order by i));
+    array(select left(r, 500) from unnest(reasons) with ordinality u (r, i) order by i), codes);
   if changed > 0 then
     select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r' and ms >= 0),
                  count(*) filter (where a in ('D', 'B') or a = 'd' and coalesce(ms, 0) >= 0),
@@ -6797,7 +6823,7 @@ begin
 end
 $$;
 comment on function outbox_internal.work_settle(
-  text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[], bigint[]) is
+  text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[], text[], bigint[]) is
   'Worker outside: ends messages of a destination as settle() does, on disk when it is committed, and records them in the'
   ' statistics. took_us: how long the published ones took.';
 

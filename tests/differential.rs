@@ -521,18 +521,19 @@ fn after_any_change_published_messages_have_the_history_that_the_statement_write
             "do $$ begin for n in 1..300 loop
                perform outbox_publish('T', '{}', 'item', nullif(n % 20, 0)::text, 'x');
              end loop; end $$;
-             update outbox set attempts = 2, last_error = 'earlier', replayed = true where seq % 7 = 0;
+             update outbox set attempts = 2, last_error = 'earlier', error_code = 'failed', replayed = true where seq % 7 = 0;
              update outbox set attempts = 1, last_error = (select string_agg(md5(n::text), '') from generate_series(1, 300) n)
                where seq % 11 = 0;
              drop table if exists expected;
              create temp table expected as
-               select seq, enqueued_at, attempts + 1 as attempts, partition, false as discarded, replayed, destination, key, last_error
+               select seq, enqueued_at, attempts + 1 as attempts, partition, false as discarded, replayed, destination, key, last_error,
+                      error_code
                from outbox",
         );
         client.run(change);
         stage.set_conf("outbox.enabled", "on");
         wait_drained(&stage);
-        let rows = "select seq, enqueued_at, attempts, partition, discarded, replayed, destination, key, last_error
+        let rows = "select seq, enqueued_at, attempts, partition, discarded, replayed, destination, key, last_error, error_code
                     from outbox_history where seq >= (select min(seq) from expected)";
         let wrong = format!("(table expected except all {rows}) union all ({rows} except all table expected)");
         let wrong = client.query(&wrong, &[]).expect("compare");

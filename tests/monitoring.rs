@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use postgres::Client;
-use serde_json::Value;
+use serde_json::{Value, json};
 use support::{Broker, Cluster, Receiver, Reply, StopMode, fresh_names};
 use support::{
-    DB, Session, Stage, all_of, dead_port, outbox_cluster_with, publish_many, unconnected_cluster, wait_drained,
-    wait_paused, wait_published, wait_true,
+    DB, LONG, Session, Stage, all_of, dead_port, outbox_cluster_with, publish_many, unconnected_cluster, wait_drained,
+    wait_paused, wait_published, wait_true, wait_until,
 };
 
 /// Creates a destination whose exchange routes messages of type "Good" to a queue, and others to none; returns the
@@ -203,8 +203,99 @@ fn marks_of_a_relay_are_counted_when_the_relay_commits() {
         "select format('%s %s %s %s', attempt, outcome, error, worker_id is null) from outbox_attempts order by at";
     assert_eq!(
         texts(&cluster, DB, attempts),
-        ["1 retried no luck t", "2 dead no luck (after 2 attempts) t"]
+        ["1 retried no luck t", "2 dead no luck t"]
     );
+}
+
+#[test]
+fn each_kind_of_failure_has_the_same_code_in_every_table_and_view() {
+    let receiver = Receiver::start(|request| Reply::status(if request.path == "/refuse" { 422 } else { 500 }));
+    let stage = Stage::new(&["outbox.max_attempts = 1", "outbox.retry_backoff = '10ms'"]);
+    let (exchange, queue) = fresh_names();
+    let full = format!("{queue}-full");
+    let bounded = json!({"x-max-length": 1, "x-overflow": "reject-publish"});
+    stage.broker.declare_exchange(&exchange, "topic", true);
+    for (queue, kind, args) in [(&queue, "Good", Value::Null), (&full, "Full", bounded)] {
+        stage.broker.declare_queue(queue, args);
+        stage.broker.bind(queue, &exchange, kind);
+    }
+    stage.broker.publish(&exchange, "Full", b"{}");
+    stage.exec(DB, "select outbox_pause()");
+    stage.exec(
+        DB,
+        &format!(
+            "create server picky foreign data wrapper outbox_amqp options (exchange '{exchange}', routing_key '{{type}}');
+             create server later foreign data wrapper outbox_amqp
+               options (exchange '{exchange}', routing_key '{{type}}', max_attempts '9', retry_backoff '1h', retry_backoff_max '1h');
+             create server failing foreign data wrapper outbox_http options (url '{}');
+             create server refusing foreign data wrapper outbox_http options (url '{}');
+             select outbox_publish('T', '{{}}', expires_at => clock_timestamp() + interval '100 ms');
+             select outbox_publish('Bad', '{{}}', destination => d) from unnest('{{picky,later,failing,refusing}}'::text[]) d;
+             select outbox_publish('Full', '{{}}', destination => 'picky')",
+            receiver.url("/fail"),
+            receiver.url("/refuse")
+        ),
+    );
+    // A message that a queue refuses is charged if others arrive meanwhile.
+    wait_until("five dead letters and one that waits", LONG, || {
+        publish_many(&stage, "picky", "Good", 1);
+        stage.query_one::<bool>(
+            DB,
+            "select (select count(*) = 5 from outbox_dead) and exists (select from outbox_waiting where destination = 'later')",
+        )
+    });
+    let dead = "select format('%s %s', destination, error_code) from outbox_dead order by 1";
+    let five = [
+        "default expired",
+        "failing failed",
+        "picky nacked",
+        "picky unroutable",
+        "refusing refused",
+    ];
+    assert_eq!(texts(&stage, DB, dead), five);
+    let shown = "select format('%s %s', destination, error_code) from outbox_messages where status = 'dead' order by 1";
+    assert_eq!(texts(&stage, DB, shown), five);
+    let waiting = "select destination || ' ' || error_code from outbox_waiting";
+    assert_eq!(texts(&stage, DB, waiting), ["later unroutable"]);
+    let attempts = "select distinct format('%s %s', destination, error_code) from outbox_attempts order by 1";
+    let tried = [
+        "failing failed",
+        "later unroutable",
+        "picky nacked",
+        "picky unroutable",
+        "refusing refused",
+    ];
+    assert_eq!(texts(&stage, DB, attempts), tried);
+    // They are counted just after their transaction becomes visible.
+    let mut recorded: Vec<&str> = five.into_iter().chain(["later unroutable"]).collect();
+    recorded.sort_unstable();
+    let kinds = "select format('%s %s', destination, kind) from outbox_errors
+                 where kind in ('nacked', 'unroutable', 'refused', 'unsendable', 'expired', 'failed') order by 1";
+    wait_until("each failure in outbox_errors", LONG, || {
+        texts(&stage, DB, kinds) == recorded
+    });
+
+    // A retry keeps it, and a message that never failed has none.
+    stage.exec(DB, "select outbox_pause('refusing')");
+    wait_paused(&stage, "refusing");
+    stage.exec(
+        DB,
+        "select outbox_retry(seq, destination) from outbox_dead where destination = 'refusing';
+         select outbox_publish('T', '{}', destination => 'refusing')",
+    );
+    let codes = "select coalesce(error_code, 'none') from outbox_messages where destination = 'refusing' order by seq";
+    assert_eq!(texts(&stage, DB, codes), ["refused", "none"]);
+
+    // Of a row of before only the text is known.
+    stage.exec(
+        DB,
+        "update outbox_dead set error_code = null; update outbox_waiting set error_code = null;
+         update outbox_attempts_log set error_code = null",
+    );
+    let unknown = "select distinct error_code from outbox_messages where status in ('dead', 'retrying')
+                   union select error_code from outbox_attempts
+                   union select m.error_code from outbox_dead d, outbox_internal.message_rows(d.seq) m where m.status = 'dead'";
+    assert_eq!(texts(&stage, DB, unknown), ["text"]);
 }
 
 #[test]

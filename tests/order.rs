@@ -394,7 +394,7 @@ fn a_worker_with_an_old_epoch_or_another_name_changes_nothing() {
     let settle = |worker: &str, epoch: i64, actions: &str, seqs: &str| {
         format!(
             "select outbox_internal.settle('{worker}', array_agg(ctid), array_agg(seq), array_agg('default'::text),
-               array_agg(partition), '{{{epoch},{epoch}}}', '{actions}', '{{0,0}}', '{{why,why}}')::bigint
+               array_agg(partition), '{{{epoch},{epoch}}}', '{actions}', '{{0,0}}', '{{why,why}}', '{{failed,failed}}')::bigint
              from outbox where seq in {seqs}"
         )
     };
@@ -468,7 +468,7 @@ fn a_lease_is_not_taken_while_a_settle_or_a_claim_of_its_owner_is_open() {
     );
     for moves_both in [
         "select outbox_internal.settle('owner', array_agg(tid), array_agg(seq), array_agg('default'::text), array_agg(partition),
-           array_agg(claim_token), array_agg('w'::\"char\"), array_agg(0::bigint), array_agg(''::text))::bigint from claimed",
+           array_agg(claim_token), array_agg('w'::\"char\"), array_agg(0::bigint), array_agg(''::text), array_agg(''::text))::bigint from claimed",
         "select count(seq) from outbox_internal.claim_waiting('owner', 'default', 0::smallint, 'k',
            array(select lease_epoch from outbox_partitions), 100, 100, 1000000)",
         "select count(*) from outbox_internal.due('owner', '{0}', array(select lease_epoch from outbox_partitions), 100)",
@@ -644,7 +644,7 @@ fn claim_and_settle_read_each_row_once_even_after_vacuum_of_an_empty_outbox() {
         );
         let claimed = entries_read(client);
         client.run("select outbox_internal.settle('tester', array_agg(tid), array_agg(seq), array_agg('default'::text), array_agg(partition),
-                   array_agg(claim_token), array_agg('p'::\"char\"), array_agg(0::bigint), array_agg(''::text)) from claimed");
+                   array_agg(claim_token), array_agg('p'::\"char\"), array_agg(0::bigint), array_agg(''::text), array_agg(''::text)) from claimed");
         (claimed - before, entries_read(client) - claimed)
     };
     client.run("select outbox_internal.lease_take('tester', '{0}', 3600)");
@@ -705,7 +705,7 @@ fn a_claim_never_reads_settled_rows_even_under_an_old_snapshot() {
              create temp table claimed as select * from outbox_internal.claim('tester', 'default', '{0}',
                (select array[lease_epoch] from outbox_partitions where partition = 0), '{10000}', '{0}', 1000000);
              select outbox_internal.settle('tester', array_agg(tid), array_agg(seq), array_agg('default'::text), array_agg(partition),
-               array_agg(claim_token), array_agg('p'::\"char\"), array_agg(0::bigint), array_agg(''::text)) from claimed;
+               array_agg(claim_token), array_agg('p'::\"char\"), array_agg(0::bigint), array_agg(''::text), array_agg(''::text)) from claimed;
              select outbox_enqueue(n, 'k') from generate_series(5001, 5010) n");
     let from_the_cursor = blocks_of_a_claim(&mut client, 5000, 100);
     let from_the_start = blocks_of_a_claim(&mut client, 0, 100);

@@ -643,7 +643,7 @@ fn settle(client: &mut Client, worker: &str, rows: Vec<Row>) -> Result<Answer, p
         if changed < seqs.len() {
             let sql = "select outbox_internal.settle($1, $2::text[]::tid[], $3, array_fill('default'::text, array[n]),
                          array_fill(0::smallint, array[n]), $4, array_fill('p'::\"char\", array[n]),
-                         array_fill(0::bigint, array[n]), array_fill(null::text, array[n]))
+                         array_fill(0::bigint, array[n]), array_fill(null::text, array[n]), array_fill(null::text, array[n]))
                        from cardinality($3::bigint[]) n";
             let row = client.query_one(sql, &[&worker, &tids, &seqs, &tokens])?;
             changed += row.get::<_, i32>(0) as usize;

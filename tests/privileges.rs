@@ -139,7 +139,7 @@ fn only_the_worker_role_may_call_the_worker_protocol() {
     cluster.exec(DB, "create role boss in role outbox_admin");
     for call in [
         "outbox_internal.claim_unleased('default', -1, 60, 1, 1000000)",
-        "outbox_internal.settle('', null, null, null, null, null, null, null, null)",
+        "outbox_internal.settle('', null, null, null, null, null, null, null, null, null)",
         "outbox_internal.lease_release('server-1', '{0}', '{1}')",
     ] {
         for role in ["boss", "outbox_consumer"] {

@@ -243,7 +243,7 @@ fn a_claim_returns_the_first_message_of_each_key_and_none_behind_a_failed_one() 
     let retried = wait_for("a1 to be due", support::LONG, || fetch(&mut relay, 100).pop());
     assert_eq!(retried.body, "a1");
     assert!(failed(&mut relay, &retried));
-    let dead = "select blocks and reason = 'no luck (after 2 attempts)' from outbox_dead";
+    let dead = "select blocks and reason = 'no luck' and attempts = 2 from outbox_dead";
     assert!(cluster.query_one::<bool>(DB, dead));
     assert_eq!(fetch(&mut relay, 100).len(), 0, "key a is blocked by its dead letter");
     cluster.exec(DB, "select outbox_discard(seq) from outbox_dead");
@@ -578,7 +578,7 @@ fn a_relay_needs_its_group_role_which_grants_nothing_else() {
         "select from outbox",
         "delete from outbox_events",
         "select outbox_internal.end_claim(1, -1, 'default', null, true)",
-        "select outbox_internal.settle('', null, null, null, null, null, null, null, null)",
+        "select outbox_internal.settle('', null, null, null, null, null, null, null, null, null)",
         "select outbox_internal.await_end(null, 0)",
         "select outbox_resume()",
     ] {

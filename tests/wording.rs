@@ -225,11 +225,11 @@ fn the_pages_of_errors_name_each_reason_of_a_destination_and_each_sqlstate_that_
 #[test]
 fn sql_api_md_names_each_kind_of_failure_and_each_audit_action() {
     let source = between(
-        include_str!("../crates/core/src/error_group.rs"),
-        "pub fn kind(",
-        "\n}\n",
+        include_str!("../crates/core/src/settle.rs"),
+        "pub enum FailureKind {",
+        "\n    }\n",
     );
-    let kinds = quoted_after(source, "=> \"", '"');
+    let kinds = quoted_after(source, " = \"", '"');
     assert!(kinds.len() > 5, "{kinds:?}");
     let of_statements = ["database", "source"].map(str::to_owned);
     let kinds: BTreeSet<String> = kinds.into_iter().chain(of_statements).collect();

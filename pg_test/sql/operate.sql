@@ -16,7 +16,7 @@ select outbox_publish(t, '{}', 'order', '42') from unnest('{Held,Failed,Given up
 select pending, oldest_pending_age < '1 hour' as young from outbox_status;
 create temp table claimed as select * from outbox_internal.claim_unleased('default', -1, 3600, 100, 1000000);
 select outbox_internal.settle('regress', array_agg(tid), array_agg(c.seq), array_agg('default'::text), array_agg(partition),
-                     array_agg(claim_token), array_agg(action), array_agg(3600000::bigint), array_agg(reason)) as settled
+                     array_agg(claim_token), array_agg(action), array_agg(3600000::bigint), array_agg(reason), array_agg(reason)) as settled
 from claimed c
 join (values (2, 'r'::"char", 'unroutable'), (3, 'd', 'unroutable'), (4, 'd', 'unroutable'), (5, 'p', null)) a (seq, action, reason)
   on a.seq = c.seq;

@@ -121,6 +121,7 @@ create table @extschema@.outbox (
   key          text        check (pg_catalog.octet_length(key) <= 255),
   last_error   text,
   expires_at   timestamptz,
+  error_code   text,
   -- The only index. A worker reads a lane (destination, partition) in order of seq. The index has no column that a
   -- claim changes, so a claim is a HOT update; the fillfactor leaves room for it.
   primary key (destination, partition, seq)
@@ -143,6 +144,8 @@ comment on column @extschema@.outbox.expires_at is
   'A message that was not handed to the destination by then is not sent: it becomes a dead letter.';
 comment on column @extschema@.outbox.replayed is
   'It was published or discarded before and is sent again by outbox_replay(); a header of the message says so.';
+comment on column @extschema@.outbox.error_code is
+  'The kind of the failure in last_error, a word of outbox_errors.kind; NULL = only the text is known.';
 
 create table @extschema@.outbox_waiting (
   seq          bigint      not null,
@@ -157,6 +160,7 @@ create table @extschema@.outbox_waiting (
   key          text        check (pg_catalog.octet_length(key) <= 255),
   last_error   text,
   expires_at   timestamptz,
+  error_code   text,
   primary key (seq, destination)
 );
 create index on @extschema@.outbox_waiting (due_at) where due_at is not null;
@@ -169,6 +173,8 @@ comment on table @extschema@.outbox_waiting is
 comment on column @extschema@.outbox_waiting.state is
   'The status in outbox_messages, as a letter: s = scheduled, b = retrying after a failure, g = blocked behind a message'
   ' of its key that failed or is dead.';
+comment on column @extschema@.outbox_waiting.error_code is
+  'The kind of the failure in last_error, a word of outbox_errors.kind; NULL = only the text is known.';
 
 create table @extschema@.outbox_history (
   seq          bigint      not null,
@@ -180,10 +186,13 @@ create table @extschema@.outbox_history (
   replayed     boolean     not null default false,
   destination  text collate "C" not null,
   key          text,
-  last_error   text
+  last_error   text,
+  error_code   text
 ) partition by range (published_at); -- its partitions: 35_retention.sql
 comment on table @extschema@.outbox_history is
   'Messages that ended: confirmed by the broker, or discarded. Kept for outbox.retention.';
+comment on column @extschema@.outbox_history.error_code is
+  'The kind of its last failure, a word of outbox_errors.kind; NULL = it did not fail, or only the text is known.';
 
 create table @extschema@.outbox_dead (
   seq          bigint      not null,
@@ -197,6 +206,7 @@ create table @extschema@.outbox_dead (
   reason       text        not null,
   blocks       boolean     not null default false,
   expires_at   timestamptz,
+  error_code   text,
   primary key (seq, destination)
 );
 create index on @extschema@.outbox_dead (destination, partition, key collate "C", seq) where blocks;
@@ -206,6 +216,8 @@ comment on table @extschema@.outbox_dead is
 comment on column @extschema@.outbox_dead.blocks is
   'Later messages of its key, or of its partition where that is one order, wait until this one is retried or'
   ' discarded.';
+comment on column @extschema@.outbox_dead.error_code is
+  'The kind of the failure in reason, a word of outbox_errors.kind; NULL = only the text is known.';
 
 create function outbox_internal.record_dead(more bigint, more_block bigint, seq bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_dead_wrapper';

@@ -10,23 +10,27 @@ create table @extschema@.outbox_attempts_log (
   outcome     text        not null check (outcome in ('retried', 'deferred', 'dead')),
   error       text,
   worker_id   text,
+  error_code  text,
   primary key (seq, destination, at)
 );
 comment on table @extschema@.outbox_attempts_log is
   'Attempts that failed, the last 20 of each message. Kept as long as the message waits or is dead, else for'
   ' outbox.retention.';
+comment on column @extschema@.outbox_attempts_log.error_code is
+  'The kind of the failure in error, a word of outbox_errors.kind; NULL = only the text is known.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_attempts_log', '');
 
-create function outbox_internal.record_error(destination text, error text, is_dead boolean, seq bigint, count bigint)
+create function outbox_internal.record_error(destination text, error text, code text, seq bigint, count bigint)
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_error_wrapper';
-comment on function outbox_internal.record_error(text, text, boolean, bigint, bigint) is
-  'At COMMIT, adds this number of failed messages to outbox_errors, the last of them seq (NULL = unknown).';
+comment on function outbox_internal.record_error(text, text, text, bigint, bigint) is
+  'At COMMIT, adds this number of failed messages to outbox_errors, the last of them seq (NULL = unknown). code: their'
+  ' kind.';
 
 create function outbox_internal.record_failed(failed @extschema@.outbox_attempts_log[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
-  perform outbox_internal.record_error(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
-  from unnest(failed) f where f.outcome <> 'deferred' group by f.destination, f.error, f.outcome <> 'retried';
+  perform outbox_internal.record_error(f.destination, f.error, f.error_code, max(f.seq), count(*))
+  from unnest(failed) f where f.outcome <> 'deferred' group by f.destination, f.error, f.error_code;
   -- An expired message was not sent.
   insert into @extschema@.outbox_attempts_log select f.* from unnest(failed) f where f.outcome <> 'expired'
   on conflict do nothing;

@@ -520,10 +520,10 @@ begin
     with gone as (
       delete from @extschema@.outbox_waiting w where w.ctid = any (tids)
       returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
-                w.expires_at
+                w.expires_at, w.error_code
     )
     insert into @extschema@.outbox as o
-      (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
+      (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at, error_code)
     select g.* from gone g
     on conflict do nothing
     returning o.destination, o.partition, o.seq, o.ctid
@@ -675,7 +675,7 @@ comment on function outbox_internal.lanes_with_messages(text[], smallint[], bigi
 
 create function outbox_internal.settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
-  actions "char"[], delays_ms bigint[], reasons text[]
+  actions "char"[], delays_ms bigint[], reasons text[], codes text[]
 ) returns integer language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -693,51 +693,55 @@ declare
   changed integer;
 begin
   with ended as materialized (
-    select * from unnest(tids, seqs, destinations, partitions, tokens, actions, delays_ms, reasons)
-      as u (row_tid, seq, destination, partition, token, action, delay_ms, reason)
+    select * from unnest(tids, seqs, destinations, partitions, tokens, actions, delays_ms, reasons, codes)
+      as u (row_tid, seq, destination, partition, token, action, delay_ms, reason, code)
     where not leased or (u.partition::bigint << 48 | u.token) = any (held)
   ), gone as (
     delete from @extschema@.outbox o using ended u
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.partition = u.partition
       and (o.claim_token = u.token or o.claim_token is null and leased) and u.action <> 'f'
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.replayed, o.destination, o.key, o.last_error,
-      o.expires_at, case when u.action = 'd' and u.delay_ms < 0 then 'u'::"char" else u.action end as action,
-      u.delay_ms, u.reason
+      o.expires_at, o.error_code, case when u.action = 'd' and u.delay_ms < 0 then 'u'::"char" else u.action end as action,
+      u.delay_ms, u.reason, u.code
   ), published as (
     -- u = no queue took it, and its destination discards it then
     insert into @extschema@.outbox_history
-      (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error, discarded)
+      (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error, error_code, discarded)
     select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.replayed, g.destination, g.key,
-           case when g.action = 'u' then g.reason else g.last_error end, g.action = 'u'
+           case when g.action = 'u' then g.reason else g.last_error end,
+           case when g.action = 'u' then g.code else g.error_code end, g.action = 'u'
     from gone g where g.action in ('p', 'u')
   ), dead as (
     -- x = expired, no attempt used
     insert into @extschema@.outbox_dead
-      (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, blocks)
+      (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, error_code, blocks)
     select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition,
-           g.replayed, g.destination, g.key, g.reason,
+           g.replayed, g.destination, g.key, g.reason, g.code,
            g.action = 'B' or g.action = 'D' and g.key is not null
     from gone g where g.action in ('d', 'D', 'B', 'x')
     on conflict (destination, seq) do update
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
-        replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
+        replayed = excluded.replayed, reason = excluded.reason, error_code = excluded.error_code,
+        blocks = excluded.blocks
   ), waiting as (
     -- r = try again after the delay, one attempt used, or none if the delay is negative; w = behind an earlier one of
     -- its key, none used
     insert into @extschema@.outbox_waiting
       (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error,
-       expires_at)
+       error_code, expires_at)
     select g.seq, g.enqueued_at,
            case when g.action = 'r' then clock_timestamp() + abs(g.delay_ms) * interval '1 millisecond' end,
            g.attempts + case when g.action = 'r' and g.delay_ms >= 0 then 1 else 0 end, g.partition,
            g.crashes, g.replayed, case when g.action = 'r' then 'b' else 'g' end, g.destination, g.key,
-           case when g.action = 'r' then g.reason else g.last_error end, g.expires_at
+           case when g.action = 'r' then g.reason else g.last_error end,
+           case when g.action = 'r' then g.code else g.error_code end, g.expires_at
     from gone g where g.action in ('r', 'w')
     on conflict do nothing
   ), freed as (
     -- f = as before, no attempt used
     update @extschema@.outbox o
-    set claim_token = null, claim_until = null, last_error = coalesce(u.reason, o.last_error)
+    set claim_token = null, claim_until = null, last_error = coalesce(u.reason, o.last_error),
+        error_code = case when u.reason is null or u.reason = o.last_error then o.error_code else u.code end
     from ended u
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.partition = u.partition
       and (o.claim_token = u.token or o.claim_token is null and leased) and u.action = 'f'
@@ -749,7 +753,7 @@ begin
            array_agg(row(g.seq, g.destination, clock_timestamp(), g.attempts + 1,
                          case when g.action = 'x' then 'expired' when g.action <> 'r' then 'dead'
                               when g.delay_ms < 0 then 'deferred' else 'retried' end, g.reason,
-                         nullif(settle.worker, ''))::@extschema@.outbox_attempts_log)
+                         nullif(settle.worker, ''), g.code)::@extschema@.outbox_attempts_log)
              filter (where g.action in ('r', 'd', 'D', 'B', 'x')) as failed
     from gone g) n;
   if failed is not null then
@@ -759,11 +763,11 @@ begin
 end
 $$;
 comment on function outbox_internal.settle(
-  text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
+  text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[], text[]) is
   'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits,'
   ' B dead and its partition waits, x expired; d with a negative delay: discarded. More actions: r retry after'
-  ' delays_ms (negative: not counted as an attempt), w behind an earlier one of its key, f freed. Returns how many rows'
-  ' changed. Fewer than given means that rows moved or the claim is lost.';
+  ' delays_ms (negative: not counted as an attempt), w behind an earlier one of its key, f freed. reasons and codes: the text and'
+  ' the kind of a failure. Returns how many rows changed. Fewer than given means that rows moved or the claim is lost.';
 
 create function outbox_internal.locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable security definer set search_path = pg_catalog, pg_temp as $$

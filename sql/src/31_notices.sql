@@ -24,11 +24,6 @@ comment on view outbox_internal.notice_receivers is
   'Destinations with the option dead_letters_to: where the notices of their dead letters go, and why none does (NULL ='
   ' they do).';
 
-create function outbox_internal.error_kind(reason text)
-returns text language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_error_kind_wrapper';
-comment on function outbox_internal.error_kind(text) is
-  'The kind of a dead letter as in outbox_errors, from its reason.';
-
 create function outbox_internal.notify_dead(seqs bigint[], destinations text[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
@@ -46,7 +41,7 @@ begin
       select nextval('@extschema@.outbox_events_seq_seq') as seq, r.receiver, d.partition, e.aggregate_type, e.aggregate_id,
              outbox_internal.legible(jsonb_build_object(
                'destination', d.destination, 'seq', d.seq, 'id', e.id, 'type', e.type, 'aggregate_type', e.aggregate_type,
-               'aggregate_id', e.aggregate_id, 'key', case when e.seq is not null then d.key end, 'kind', outbox_internal.error_kind(d.reason),
+               'aggregate_id', e.aggregate_id, 'key', case when e.seq is not null then d.key end, 'kind', coalesce(d.error_code, 'text'),
                'reason', d.reason, 'attempts', d.attempts, 'blocks', d.blocks, 'enqueued_at', d.enqueued_at,
                'died_at', d.died_at)::text)::jsonb as payload
       from unnest(seqs, destinations) u (seq, destination)

@@ -37,13 +37,14 @@ begin
     select * from gone union all select * from gone_late
   ), written as (
     insert into @extschema@.outbox_dead
-      (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason)
+      (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, error_code)
     select e.seq, e.enqueued_at, e.expires_at, e.attempts, e.partition, e.replayed, e.destination, e.key,
-           'expired: it was not sent in time'
+           'expired: it was not sent in time', 'expired'
     from expired e
     on conflict on constraint outbox_dead_pkey do update
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
-        replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
+        replayed = excluded.replayed, reason = excluded.reason, error_code = excluded.error_code,
+        blocks = excluded.blocks
   )
   select array_agg(e.seq), array_agg(e.destination),
          count(case when e.has_failed then outbox_internal.record_gone(e.partition, e.seq) end)

@@ -52,8 +52,8 @@ begin
     update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
     from revived r where w.seq = r.seq and w.destination = r.destination and w.state <> 'g'
   ), back as (
-    insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error)
-    select r.destination, r.partition, r.seq, r.key, r.replayed, r.enqueued_at, r.reason from revived r
+    insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error, error_code)
+    select r.destination, r.partition, r.seq, r.key, r.replayed, r.enqueued_at, r.reason, r.error_code from revived r
     where (select true from @extschema@.outbox_waiting w where w.seq = r.seq and w.destination = r.destination) is null
       and outbox_internal.find_row(r.seq, r.destination, partitions) is null
     on conflict do nothing
@@ -78,18 +78,22 @@ create function outbox_internal.discard(
 begin
   with of_outbox as (
     delete from @extschema@.outbox o where o.ctid = any (ready)
-    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.replayed, o.destination, o.key, null::text as reason
+    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.replayed, o.destination, o.key, null::text as reason,
+              o.error_code
   ), of_waiting as (
     delete from @extschema@.outbox_waiting w where w.ctid = any (waiting)
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.replayed, w.destination, w.key, null::text as reason
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.replayed, w.destination, w.key, null::text as reason,
+              w.error_code
   ), of_dead as (
     delete from @extschema@.outbox_dead d where d.ctid = any (dead)
-    returning d.seq, d.enqueued_at, d.attempts, d.partition, d.replayed, d.destination, d.key, d.reason
+    returning d.seq, d.enqueued_at, d.attempts, d.partition, d.replayed, d.destination, d.key, d.reason,
+              d.error_code
   ), written as (
     insert into @extschema@.outbox_history
-      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
+      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error,
+       error_code)
     select x.seq, x.enqueued_at, clock_timestamp(), x.attempts, x.partition, true, x.replayed, x.destination, x.key,
-           coalesce(reason, 'dead for longer than outbox.dead_retention: ' || x.reason)
+           coalesce(reason, 'dead for longer than outbox.dead_retention: ' || x.reason), x.error_code
     from (select * from of_outbox union all select * from of_waiting union all select * from of_dead) x
     returning partition, seq
   ), of_partition as (
@@ -103,7 +107,7 @@ end
 $$;
 comment on function outbox_internal.discard(tid[], tid[], tid[], text) is
   'Moves these rows of outbox, outbox_waiting and outbox_dead to the history, as discarded for a reason (NULL = dead'
-  ' for too long). Returns how many, and how many of them waited.';
+  ' for too long). error_code stays that of the last failure. Returns how many, and how many of them waited.';
 
 create function @extschema@.outbox_retry(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$

@@ -13,7 +13,7 @@ create function outbox_internal.decide_failure(
 ) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
 comment on function outbox_internal.decide_failure(text, text[], bigint, integer, text, boolean) is
   'The outcome of a failure, or of a message that can never be sent, by the rules of a destination: the action for'
-  ' settle() (r, d, D or B), delay in ms, reason. Its wrapper and options describe the destination (NULL = by the settings).';
+  ' settle() (r, d, D or B), delay in ms, reason, code. Its wrapper and options describe the destination (NULL = by the settings).';
 
 create function outbox_internal.record_ended(published bigint, failed bigint, gone bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_ended_wrapper';
@@ -138,7 +138,8 @@ begin
   perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
   perform outbox_internal.record_pending(to_destination, -e.count),
           outbox_internal.record_ended(0::bigint, 0::bigint, e.count),
-          outbox_internal.record_error(to_destination, 'expired: it was not sent in time'::text, true, null::bigint, e.count)
+          outbox_internal.record_error(to_destination, 'expired: it was not sent in time'::text, 'expired'::text, null::bigint,
+                                       e.count)
   from outbox_internal.dead_letter(
     array(select x.tid from unnest(settings.partitions) p (n) cross join lateral (
             select o.ctid as tid, o.expires_at from @extschema@.outbox o
@@ -352,7 +353,7 @@ begin
        ''::text, array[message.tid], array[end_claim.seq], array[to_destination], array[message.partition],
        array[end_claim.claim_token],
        array[case when settings.leasing then verdict[1] else translate(verdict[1], 'DB', 'dd') end]::"char"[],
-       array[verdict[2]]::bigint[], array[verdict[3]]) <> 1 then
+       array[verdict[2]]::bigint[], array[verdict[3]], array[verdict[4]]) <> 1 then
     return false;
   end if;
   perform outbox_internal.record_ended(

@@ -54,21 +54,21 @@ with m as not materialized (
                 or outbox_internal.is_taken(o.destination, o.partition, o.seq) then 'in flight'
               else 'ready' end as status,
          o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token,
-         o.last_error, o.replayed, o.expires_at, null::timestamptz as ended_at
+         o.last_error, o.replayed, o.expires_at, null::timestamptz as ended_at, o.error_code
   from @extschema@.outbox o
   union all
   select w.seq, w.destination, w.partition, w.key,
          case w.state when 'b' then 'retrying' when 'g' then 'blocked' else 'scheduled' end,
-         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed, w.expires_at, null
+         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed, w.expires_at, null, w.error_code
   from @extschema@.outbox_waiting w
   union all
   select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason,
-         d.replayed, d.expires_at, null
+         d.replayed, d.expires_at, null, d.error_code
   from @extschema@.outbox_dead d
   union all
   select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
          h.attempts, null, h.enqueued_at, case when not h.discarded then h.published_at end, null, h.last_error,
-         h.replayed, null, h.published_at
+         h.replayed, null, h.published_at, h.error_code
   from @extschema@.outbox_history h
 )
 select m.seq, m.seq as global_sequence, m.status,
@@ -81,7 +81,7 @@ select m.seq, m.seq as global_sequence, m.status,
        -- the names of the same columns in other systems
        m.id as outbox_id, m.type as event_type, m.payload as body, m.actor as "user", m.destination as transport_name,
        m.attempts as retry_count, m.last_error as error_message,
-       m.expires_at, m.event_error
+       m.expires_at, m.event_error, case when m.last_error is not null then coalesce(m.error_code, 'text') end as error_code
 from (
   select m.*, e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
          e.headers, e.actor, e.correlation_id, e.created_at, null::text as event_error

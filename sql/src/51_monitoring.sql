@@ -43,11 +43,12 @@ comment on view @extschema@.outbox_errors is
   ' destination went down last_seq is NULL.';
 
 create view @extschema@.outbox_attempts as
-select l.seq, l.destination, l.attempt, l.at, l.outcome, l.error, l.worker_id
+select l.seq, l.destination, l.attempt, l.at, l.outcome, l.error, l.worker_id,
+       coalesce(l.error_code, 'text') as error_code
 from @extschema@.outbox_attempts_log l;
 comment on view @extschema@.outbox_attempts is
   'Attempts that failed, the last 20 of each message: which one, when, what became of the message (retried, deferred,'
-  ' dead), the error, the worker (NULL = a relay). Give a seq.';
+  ' dead), the error, the worker (NULL = a relay), the kind of the error (text = only its text is known). Give a seq.';
 
 create view @extschema@.outbox_passes as
 select format('server-%s', t.n[1] + 1) as worker_id, x.at, t.n[3] as claimed, t.n[4] as published, t.n[5] as failed,

@@ -5,19 +5,19 @@ create function outbox_internal.message_rows(
   of_seq bigint, out seq bigint, out destination text, out partition_key text, out partition smallint, out key text,
   out status text, out attempts integer, out crashes smallint, out available_at timestamptz,
   out enqueued_at timestamptz, out ended_at timestamptz, out last_error text, out replayed boolean,
-  out expires_at timestamptz, out blocks boolean, out claim_token bigint
+  out expires_at timestamptz, out blocks boolean, out claim_token bigint, out error_code text
 ) returns setof record language sql volatile set search_path = pg_catalog, pg_temp
 begin atomic
   select m.seq, m.destination, outbox_internal.partition_label(m.partition::integer), m.partition, m.key, m.status,
          m.attempts, m.crashes, m.available_at, m.enqueued_at, m.ended_at, m.last_error, m.replayed, m.expires_at,
-         m.blocks, m.claim_token
+         m.blocks, m.claim_token, case when m.last_error is not null then coalesce(m.error_code, 'text') end
   from (
     select o.seq, o.destination, o.partition, o.key,
            case when outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
                   or outbox_internal.is_taken(o.destination, o.partition, o.seq) then 'in flight'
                 else 'ready' end as status,
            o.attempts, o.crashes, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as ended_at,
-           o.last_error, o.replayed, o.expires_at, null::boolean as blocks, o.claim_token
+           o.last_error, o.replayed, o.expires_at, null::boolean as blocks, o.claim_token, o.error_code
     -- No index of outbox begins with seq: looked up in each lane.
     from outbox_internal.first_pending l cross join lateral (
       select x.* from @extschema@.outbox x
@@ -25,15 +25,17 @@ begin atomic
     union all
     select w.seq, w.destination, w.partition, w.key,
            case w.state when 'b' then 'retrying' when 'g' then 'blocked' else 'scheduled' end,
-           w.attempts, w.crashes, w.due_at, w.enqueued_at, null, w.last_error, w.replayed, w.expires_at, null, null
+           w.attempts, w.crashes, w.due_at, w.enqueued_at, null, w.last_error, w.replayed, w.expires_at, null, null,
+           w.error_code
     from @extschema@.outbox_waiting w where w.seq = of_seq
     union all
     select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, null, d.enqueued_at, d.died_at, d.reason,
-           d.replayed, d.expires_at, d.blocks, null
+           d.replayed, d.expires_at, d.blocks, null, d.error_code
     from @extschema@.outbox_dead d where d.seq = of_seq
     union all
     select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
-           h.attempts, null, null, h.enqueued_at, h.published_at, h.last_error, h.replayed, null, null, null
+           h.attempts, null, null, h.enqueued_at, h.published_at, h.last_error, h.replayed, null, null, null,
+           h.error_code
     from @extschema@.outbox_history h where h.seq = of_seq) m
   -- Else it was a message of another event: there was another source.
   where m.ended_at is null or m.status = 'dead' or m.ended_at <@ (select t.current from outbox_internal.event_times t)
@@ -215,7 +217,7 @@ begin atomic
              when 'scheduled' then format('It is scheduled for %s.', date_trunc('seconds', m.available_at))
              else format('Its last attempt failed, and the next one is due at %s: %s%s',
                          date_trunc('seconds', m.available_at), m.last_error,
-                         case when m.last_error like 'unroutable%' then '; bind a queue for it first' end) end as why,
+                         case when m.error_code = 'unroutable' then '; bind a queue for it first' end) end as why,
            format(case m.status when 'dead' then 'select outbox_retry(%s, %L), or outbox_discard(%1$s, %2$L)'
                                 else 'select outbox_retry(%s, %L)' end, m.seq, m.destination) as remedy,
            null::bigint as behind

@@ -223,7 +223,7 @@ comment on function outbox_internal.work_events(text, tid[], bigint) is
 
 create function outbox_internal.work_settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
-  actions "char"[], delays_ms bigint[], reasons text[], took_us bigint[]
+  actions "char"[], delays_ms bigint[], reasons text[], codes text[], took_us bigint[]
 ) returns integer language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp as $$
 declare
@@ -235,19 +235,21 @@ declare
   changed integer;
 begin
   if n = 0 or n > 10000 or (n = all (array[cardinality(tids), cardinality(destinations), cardinality(partitions),
-       cardinality(tokens), cardinality(actions), cardinality(delays_ms), cardinality(reasons)])) is not true then
+       cardinality(tokens), cardinality(actions), cardinality(delays_ms), cardinality(reasons),
+       cardinality(codes)])) is not true then
     raise exception 'the arrays are not all of one length, from 1 to 10000' using errcode = 'array_subscript_error',
       hint = 'Give an element for each message.';
   end if;
   if (destinations[1] = all (destinations)) is not true or exists (
-    select from unnest(actions, delays_ms, reasons) u (action, delay_ms, reason)
+    select from unnest(actions, delays_ms, reasons, codes) u (action, delay_ms, reason, code)
     where coalesce(u.action not in ('p', 'd', 'D', 'B', 'x', 'r', 'w', 'f'), true)
       or u.action = 'r' and coalesce(u.delay_ms not between -1000000000000 and 1000000000000, true)
-      or u.action in ('d', 'D', 'B', 'x', 'r') and u.reason is null) then
-    raise exception 'the destinations differ, or an action is unknown, or lacks its delay or reason'
+      or u.action in ('d', 'D', 'B', 'x', 'r') and (u.reason is null or u.code is null)
+      or u.code not in ('nacked', 'unroutable', 'refused', 'unsendable', 'expired', 'failed')) then
+    raise exception 'the destinations differ, or an action or a code is unknown, or an action lacks its delay, reason or code'
       using errcode = 'invalid_parameter_value',
-      hint = 'Settle messages of one destination. Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a'
-             ' reason.';
+      hint = 'Settle messages of one destination. Actions: p, f, w; d, D, B, x with a reason and a code; r with these'
+             ' and a delay in ms.';
   end if;
   -- The first token shows settle() whether leases apply. (outbox_settings says it too, but is locked while
   -- outbox_configure() waits for just this.)
@@ -259,7 +261,7 @@ begin
   perform set_config('synchronous_commit', 'local', true);
   changed := outbox_internal.settle(
     outbox_internal.check_worker(worker), tids, seqs, destinations, partitions, tokens, actions, delays_ms,
-    array(select left(r, 500) from unnest(reasons) with ordinality u (r, i) order by i));
+    array(select left(r, 500) from unnest(reasons) with ordinality u (r, i) order by i), codes);
   if changed > 0 then
     select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r' and ms >= 0),
                  count(*) filter (where a in ('D', 'B') or a = 'd' and coalesce(ms, 0) >= 0),
@@ -277,6 +279,6 @@ begin
 end
 $$;
 comment on function outbox_internal.work_settle(
-  text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[], bigint[]) is
+  text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[], text[], bigint[]) is
   'Worker outside: ends messages of a destination as settle() does, on disk when it is committed, and records them in the'
   ' statistics. took_us: how long the published ones took.';

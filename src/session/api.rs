@@ -30,12 +30,12 @@ use crate::store::source::by_sql::Criteria;
 use crate::store::source::{PARTS, Source};
 use crate::store::standbys;
 use outbox_core::engine::Request;
-use outbox_core::error_group;
 use outbox_core::event::sendable;
 use outbox_core::message::Outcome;
 use outbox_core::open_transactions::lane_crc;
 use outbox_core::partition::{Partition, crc32};
-use outbox_core::settle::{self, Action, Ended, Ending};
+use outbox_core::settle::{self, Action, Ended, Ending, FailureKind};
+use outbox_core::words::Word;
 use outbox_transport::described::described;
 use outbox_transport::kind::Kind;
 use outbox_worker::DEFAULT_DESTINATION;
@@ -386,6 +386,7 @@ fn outbox_judge(
         ending.action.letter().to_owned(),
         ending.delay_ms.unwrap_or_default().to_string(),
         ending.reason.unwrap_or_default().to_owned(),
+        ending.kind.map_or("", Word::name).to_owned(),
     ];
     judged.map(SqlText::from).into()
 }
@@ -405,20 +406,18 @@ fn outbox_record_took(took_us: Integers) {
 fn outbox_record_error(
     destination: Option<SqlText>,
     error: Option<SqlText>,
-    is_dead: Option<bool>,
+    code: Option<SqlText>,
     seq: Option<i64>,
     count: Option<i64>,
 ) {
     if let (Some(destination), Some(count)) = (destination, count.and_then(|count| u64::try_from(count).ok())) {
-        let (error, is_dead) = (error.as_deref().unwrap_or_default(), is_dead.unwrap_or_default());
-        let error_group = FailureGroup::of_messages(&destination, error, is_dead, seq.unwrap_or_default(), count);
+        let (error, seq) = (error.as_deref().unwrap_or_default(), seq.unwrap_or_default());
+        let kind = code
+            .and_then(|code| FailureKind::of_name(&code))
+            .unwrap_or(FailureKind::Failed);
+        let error_group = FailureGroup::of_messages(&destination, kind, error, seq, count);
         effects::record_error(error_group);
     }
-}
-
-#[pg_extern(sql = false)]
-fn outbox_error_kind(reason: SqlText) -> SqlText {
-    error_group::kind(&reason, true).into()
 }
 
 #[pg_extern(sql = false)]

@@ -8,6 +8,8 @@ use crate::pg::shmem::{Shareable, SharedStruct, ShortText, SpinLock};
 use crate::shared::free_but;
 use crate::shared::statistics::number_of;
 use outbox_core::error_group;
+use outbox_core::settle::FailureKind;
+use outbox_core::words::Word;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// The most groups of all databases together. If all are in use, the oldest one is replaced.
@@ -65,8 +67,8 @@ pub struct FailureGroup {
 
 impl FailureGroup {
     /// A group of `count` messages that failed with this error.
-    pub fn of_messages(destination: &str, error: &str, is_dead: bool, last_seq: i64, count: u64) -> Self {
-        Self::new(destination, error_group::kind(error, is_dead), error, last_seq, count)
+    pub fn of_messages(destination: &str, kind: FailureKind, error: &str, last_seq: i64, count: u64) -> Self {
+        Self::new(destination, kind.name(), error, last_seq, count)
     }
 
     /// A group for a destination that cannot be used.

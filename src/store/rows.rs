@@ -59,6 +59,7 @@ pub static MESSAGE: LazyLock<Layout> = LazyLock::new(|| Layout {
         column("key", Kind::Text, false, Filled::Given(None)),
         column("last_error", Kind::Text, false, Filled::Null),
         column("expires_at", Kind::Time, false, Filled::Given(None)),
+        column("error_code", Kind::Text, false, Filled::Null),
     ],
     checks: vec!["(octet_length(key) <= 255)".to_owned()],
     is_partition: false,
@@ -77,6 +78,7 @@ pub static HISTORY: LazyLock<Layout> = LazyLock::new(|| Layout {
         column("destination", Kind::Text, true, Filled::Given(None)),
         column("key", Kind::Text, false, Filled::Given(None)),
         column("last_error", Kind::Text, false, Filled::Given(None)),
+        column("error_code", Kind::Text, false, Filled::Given(None)),
     ],
     checks: Vec::new(),
     is_partition: true,
@@ -145,10 +147,18 @@ impl event::EventRow for StoredEvent<'_> {
 
 /// The history of a message that was published at this time, from its row in outbox, which has the columns of
 /// [`MESSAGE`].
-pub fn published<'a>(row: &Row, at: i64) -> [Value<'a>; 9] {
+pub fn published<'a>(row: &Row, at: i64) -> [Value<'a>; 10] {
     let attempts = row.int4(5).unwrap_or_default().saturating_add(1);
-    let [seq, enqueued_at, partition, replayed, destination, key, last_error] =
-        [1, 2, 6, 8, 9, 10, 11].map(|column| row.same(column));
+    let [
+        seq,
+        enqueued_at,
+        partition,
+        replayed,
+        destination,
+        key,
+        last_error,
+        error_code,
+    ] = [1, 2, 6, 8, 9, 10, 11, 13].map(|column| row.same(column));
     let (published_at, attempts) = (Value::Time(at), Value::Int4(attempts));
     [
         seq,
@@ -160,6 +170,7 @@ pub fn published<'a>(row: &Row, at: i64) -> [Value<'a>; 9] {
         destination,
         key,
         last_error,
+        error_code,
     ]
 }
 

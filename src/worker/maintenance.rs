@@ -25,7 +25,7 @@ use crate::shared::fields::RowCount;
 use crate::shared::maintenance::{LastAnswer, MaintenanceState};
 use crate::shared::workers::MAINTENANCE;
 use crate::shared::{databases, statistics};
-use outbox_core::settle::{EXPIRED, Ended};
+use outbox_core::settle::{EXPIRED, Ended, FailureKind};
 use std::ffi::CStr;
 use std::time::{Duration, Instant};
 
@@ -332,7 +332,8 @@ impl Maintenance {
             for (destination, count) in &step.counts {
                 pgrx::log!("outbox maintenance, destination {destination}: {count} messages have expired");
                 statistics::settled(destination, &Ended::of(0, 0, *count), now_us);
-                error_groups::record(&FailureGroup::of_messages(destination, EXPIRED, true, 0, *count as u64));
+                let (kind, count) = (FailureKind::Expired, *count as u64);
+                error_groups::record(&FailureGroup::of_messages(destination, kind, EXPIRED, 0, count));
             }
         }
         Some(step)

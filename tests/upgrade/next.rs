@@ -17,8 +17,8 @@ const CHANGES: &[(&str, &str, &str)] = &[
     // Tables: a column, an index, a constraint. And a table (NEW_FILE).
     (
         "10_tables.sql",
-        "  last_error   text\n) partition by range (published_at)",
-        "  last_error   text,\n  note         text default 'none'\n) partition by range (published_at)",
+        "  error_code   text\n) partition by range (published_at)",
+        "  error_code   text,\n  note         text default 'none'\n) partition by range (published_at)",
     ),
     (
         "10_tables.sql",

@@ -91,7 +91,7 @@ fn a_role_with_outbox_relay_alone_runs_a_worker_and_reads_no_table() {
     // Of these, one works for the tables alone, and one for the memory of other workers.
     for call in [
         "outbox_internal.lease_take('server-1', '{0}', 10)",
-        "outbox_internal.settle('', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+        "outbox_internal.settle('', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
         "outbox_internal.claim_unleased('default', -1, 1, 1, 1)",
         "outbox_internal.work_own('{0}', 1)",
         "outbox_internal.work_join('x')",
@@ -198,7 +198,7 @@ fn others_messages(cluster: &Cluster) {
 fn settle(worker: &str, partition: i16, token: &str, action: &str, tid: &str) -> String {
     format!(
         "select outbox_internal.work_settle('{worker}', '{{\"{tid}\"}}', '{{2}}', '{{default}}', '{{{partition}}}',
-           array[{token}]::bigint[], '{{{action}}}', '{{0}}', '{{why}}', '{{}}')"
+           array[{token}]::bigint[], '{{{action}}}', '{{0}}', '{{why}}', '{{failed}}', '{{}}')"
     )
 }
 
@@ -232,7 +232,7 @@ fn a_worker_settles_nothing_that_another_worker_has_claimed() {
         assert_eq!(refused, SqlState::INSUFFICIENT_PRIVILEGE, "{token}");
     }
     let mixed = format!(
-        "select outbox_internal.work_settle('{me}', '{{\"(9,9)\",\"{tid}\"}}', '{{9,2}}', '{{default,default}}', '{{1,0}}', '{{-1,77}}', '{{p,p}}', '{{0,0}}', '{{a,b}}', '{{}}')"
+        "select outbox_internal.work_settle('{me}', '{{\"(9,9)\",\"{tid}\"}}', '{{9,2}}', '{{default,default}}', '{{1,0}}', '{{-1,77}}', '{{p,p}}', '{{0,0}}', '{{a,b}}', '{{failed,failed}}', '{{}}')"
     );
     assert_eq!(code(&mut client, &mixed), SqlState::INSUFFICIENT_PRIVILEGE);
     let untouched = format!("select count(*) = 2 from outbox where claim_token = {OTHERS_TOKEN} and partition = 0");
@@ -305,7 +305,7 @@ fn invalid_calls_are_refused_and_lose_nothing() {
     let tid: String = client.value(&claim);
     let settle = |tids: &str, actions: &str, delays: &str, reasons: &str| {
         format!(
-            "select outbox_internal.work_settle('{me}', {tids}, '{{1}}', '{{default}}', '{{0}}', '{{{epoch}}}', {actions}, {delays}, {reasons}, '{{}}')"
+            "select outbox_internal.work_settle('{me}', {tids}, '{{1}}', '{{default}}', '{{0}}', '{{{epoch}}}', {actions}, {delays}, {reasons}, '{{failed}}', '{{}}')"
         )
     };
     let tids = format!("'{{\"{tid}\"}}'");
@@ -329,6 +329,18 @@ fn invalid_calls_are_refused_and_lose_nothing() {
         (
             settle(&tids, "'{d}'", "'{0}'", "'{NULL}'"),
             SqlState::INVALID_PARAMETER_VALUE,
+        ),
+        (
+            settle(&tids, "'{d}'", "'{0}'", "'{why}'").replace("{failed}", "{NULL}"),
+            SqlState::INVALID_PARAMETER_VALUE,
+        ),
+        (
+            settle(&tids, "'{d}'", "'{0}'", "'{why}'").replace("{failed}", "{other}"),
+            SqlState::INVALID_PARAMETER_VALUE,
+        ),
+        (
+            settle(&tids, "'{d}'", "'{0}'", "'{why}'").replace("{failed}", "{}"),
+            SqlState::ARRAY_SUBSCRIPT_ERROR,
         ),
         (
             settle("'{}'", "'{p}'", "'{0}'", "'{why}'"),

@@ -1,7 +1,5 @@
-//! Groups error texts: the kind of a failure, and its text without the parts that differ from message to message, so
-//! that failures with one cause form one group. Called for failed messages only.
-
-use crate::settle::EXPIRED;
+//! Groups error texts: a text without the parts that differ from message to message, so that failures with one cause
+//! form one group. Called for failed messages only.
 
 /// The limit of the text of a group, in bytes, and so in characters too.
 pub const TEXT_MAX_BYTES: usize = 200;
@@ -14,36 +12,11 @@ const HEX_ID_CHARS: usize = 8;
 /// and from this number of characters on any word with a digit is one.
 const ID_CHARS: usize = 16;
 
-/// The kind of a failure, from the text that [`crate::settle::decide`] makes of an outcome. `is_dead`: no further
-/// attempt follows.
-pub fn kind(error: &str, is_dead: bool) -> &'static str {
-    match () {
-        () if error == EXPIRED => "expired",
-        () if error.starts_with("nacked by the broker") => "nacked",
-        () if error.starts_with("unroutable: ") => "unroutable",
-        () if error.starts_with("refused: ") => "refused",
-        // Dead without an attempt.
-        () if is_dead && without_count(error) == error => "unsendable",
-        () => "failed",
-    }
-}
-
 /// The text of the group of this error.
 pub fn group(error: &str) -> String {
-    let mut text = generic(without_count(error));
+    let mut text = generic(error);
     text.truncate(text.floor_char_boundary(TEXT_MAX_BYTES));
     text
-}
-
-/// The suffix of a dead letter; its last attempt failed like those before.
-fn without_count(error: &str) -> &str {
-    let Some((before, count)) = error.rsplit_once(" (after ") else {
-        return error;
-    };
-    match count.strip_suffix(" attempt)").or(count.strip_suffix(" attempts)")) {
-        Some(count) if count.bytes().all(|byte| byte.is_ascii_digit()) => before,
-        _ => error,
-    }
 }
 
 fn generic(text: &str) -> String {
@@ -110,49 +83,14 @@ fn push_word(generic: &mut String, word: &str, is_numbered: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::Outcome;
-    use crate::settle::{Disposition, RetryPolicy, decide};
     use proptest::prelude::*;
-
-    fn kind_of(outcome: &Outcome, attempts_before: u32) -> &'static str {
-        let policy = RetryPolicy {
-            max_attempts: 2,
-            base_ms: 1,
-            max_ms: 1,
-            discards_unroutable: false,
-        };
-        match decide(outcome, attempts_before, &policy, 0) {
-            Disposition::Retry { error, .. } => kind(&error, false),
-            Disposition::Dead { reason } => kind(&reason, true),
-            Disposition::Expire => kind(EXPIRED, true),
-            other => panic!("{other:?} is no failure"),
-        }
-    }
-
-    #[test]
-    fn the_kind_is_that_of_the_outcome_retried_or_dead() {
-        let reason = "HTTP 500 Internal Server Error".to_owned();
-        let returned = Outcome::Returned {
-            code: 312,
-            reason: "NO_ROUTE".into(),
-        };
-        let failed = Outcome::Failed { reason: reason.clone() };
-        for attempts_before in 0..2 {
-            assert_eq!(kind_of(&Outcome::Nacked, attempts_before), "nacked");
-            assert_eq!(kind_of(&returned, attempts_before), "unroutable");
-            assert_eq!(kind_of(&failed, attempts_before), "failed");
-        }
-        assert_eq!(kind_of(&Outcome::Refused { reason: reason.clone() }, 0), "refused");
-        assert_eq!(kind_of(&Outcome::Unsendable { reason }, 0), "unsendable");
-        assert_eq!(kind_of(&Outcome::Expired, 0), "expired");
-    }
 
     #[test]
     fn numbers_and_ids_make_no_new_group_and_a_status_does() {
         for (error, expected) in [
             ("HTTP 500 Internal Server Error", "HTTP 500 Internal Server Error"),
             (
-                "unroutable: no queue is bound to exchange \"e\" for routing key \"k.1\" (312 NO_ROUTE) (after 20 attempts)",
+                "unroutable: no queue is bound to exchange \"e\" for routing key \"k.1\" (312 NO_ROUTE)",
                 "unroutable: no queue is bound to exchange \"e\" for routing key \"k.1\" (312 NO_ROUTE)",
             ),
             (
@@ -186,14 +124,6 @@ mod tests {
             ("", ""),
         ] {
             assert_eq!(group(error), expected);
-        }
-    }
-
-    #[test]
-    fn only_the_suffix_that_outbox_adds_is_removed() {
-        assert_eq!(without_count("x (after 1 attempt)"), "x");
-        for kept in ["x (after lunch)", "x (after  attempts) y", "(after 3 attempts)"] {
-            assert_eq!(without_count(kept), kept);
         }
     }
 

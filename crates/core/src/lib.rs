@@ -32,7 +32,7 @@
 //! - [`handoff`]: a message as bytes, on its way through shared memory.
 //! - [`text`]: text that many messages share.
 //! - [`settle`]: the disposition of a message, given the broker's answer.
-//! - [`error_group`]: the kind of a failure, and the errors that form one group.
+//! - [`error_group`]: the errors that form one group.
 //! - [`remedy`]: the command in a remedy, and its words.
 //! - [`backoff`]: how long a failed message waits.
 //! - [`session`]: the settings of a worker's session.

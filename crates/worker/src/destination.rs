@@ -892,8 +892,8 @@ fn log_dead(runtime: &impl Runtime, name: &str, batch: &[Settlement]) {
         runtime.log(Some(name), format_args!("{expired} messages have expired"));
     }
     for ended in batch {
-        if let Disposition::Dead { reason } = &ended.disposition {
-            let seq = ended.pointer.seq;
+        if let Disposition::Dead { failure } = &ended.disposition {
+            let (seq, reason) = (ended.pointer.seq, &failure.text);
             runtime.log(Some(name), format_args!("message {seq} is a dead letter: {reason}"));
         }
     }

@@ -9,6 +9,7 @@ use outbox_core::lease::Lease;
 use outbox_core::message::{Outcome, Pointer};
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Blocks, Disposition, Ending};
+use outbox_core::words::Word;
 use outbox_transport::kind::Kind;
 use outbox_transport::options::split;
 use std::sync::Arc;
@@ -491,6 +492,7 @@ impl<D: Db> WorkerProtocol<D> {
             Arg::Texts(endings.iter().map(|ending| Some(ending.action.letter())).collect()),
             Arg::BigInts(Some(endings.iter().map(|ending| ending.delay_ms).collect())),
             Arg::Reasons(endings.iter().map(|ending| ending.reason).collect()),
+            Arg::Texts(endings.iter().map(|ending| ending.kind.map(Word::name)).collect()),
         ];
         args.extend(took_us.map(|took_us| bigints(took_us.iter().copied())));
         let changed = self.db.one(Statement::Text(D::SETTLE), &args, |row| row.count(0))?;

@@ -69,7 +69,8 @@ impl Db for SpiDb {
     type ResultRow<'a> = SpiHeapTupleData<'a>;
     const CLAIM_UNLEASED: &'static str = "claim_unleased";
     const COMMITS_EACH: bool = false;
-    const SETTLE: &'static str = "select outbox_internal.settle($1, $2::tid[], $3, $4, $5, $6, $7::\"char\"[], $8, $9)";
+    const SETTLE: &'static str = "select outbox_internal.settle($1, $2::tid[], $3, $4, $5, $6, $7::\"char\"[], $8, $9,
+        $10)";
 
     fn settle_published(&self, worker: &str, batch: &[Settlement]) -> SpiResult<Option<usize>> {
         Spi::connect_mut(|client| {

@@ -49,8 +49,9 @@ impl Engine {
         let last = (0..self.aside.len()).max_by_key(|index| self.failed_at(self.aside[*index]));
         let handle = self.aside.swap_remove(last.unwrap_or_default());
         if let Some(message) = self.messages.get(&handle) {
-            let reason = self.suspects.reason(&message.pointer).to_owned();
-            let put_off = settle::let_others_go_first(&reason, handle);
+            let failure = self.suspects.failure(&message.pointer);
+            let reason = failure.text.clone();
+            let put_off = settle::let_others_go_first(failure, handle);
             self.end_with(handle, &Outcome::Lost { reason }, rules, |_, _, _, _| put_off.clone());
         }
     }
@@ -76,7 +77,7 @@ impl Engine {
             let Some(message) = self.messages.get(&handle) else {
                 continue;
             };
-            let reason = self.suspects.reason(&message.pointer).to_owned();
+            let reason = self.suspects.failure(&message.pointer).text;
             self.end(handle, &Outcome::Lost { reason }, rules, 0);
         }
     }

@@ -11,7 +11,7 @@
 
 use crate::message::{Outcome, Pointer};
 use crate::partition::Partition;
-use crate::settle::{self, Disposition, RetryPolicy};
+use crate::settle::{self, Disposition, Failure, FailureKind, RetryPolicy};
 use std::mem::{Discriminant, discriminant};
 
 /// A message goes alone after this number of failures of the connection while it was on its way. After the first one
@@ -33,8 +33,8 @@ struct Suspect {
     /// The counts of others when it last failed alone.
     arrived_before: u64,
     failed_before: u64,
-    /// Why it last failed alone.
-    reason: String,
+    /// Its last failure alone.
+    failure: Option<Failure>,
 }
 
 #[derive(Default)]
@@ -67,10 +67,11 @@ impl Suspects {
             .map(|suspect| suspect.failed_before)
     }
 
-    /// Why the message last failed alone.
-    pub fn reason(&self, pointer: &Pointer) -> &str {
+    /// The last failure of the message alone.
+    pub fn failure(&self, pointer: &Pointer) -> Failure {
         let suspect = self.known.get(&pointer.which());
-        suspect.map_or("others go first", |suspect| &suspect.reason)
+        let failure = suspect.and_then(|suspect| suspect.failure.clone());
+        failure.unwrap_or_else(|| Failure::new(FailureKind::Failed, "others go first"))
     }
 
     /// Forgets the messages of partitions that the worker no longer has.
@@ -83,7 +84,7 @@ impl Suspects {
         let id = pointer.which();
         let attempts = pointer.attempts.max(0) as u32;
         let decide = |outcome: &Outcome| settle::decide(outcome, attempts, policy, seed);
-        let (reason, is_contagious) = match outcome {
+        let (failure, is_contagious) = match outcome {
             Outcome::Unanswered { alone: false, .. } => {
                 self.make_room();
                 let suspect = self.known.entry(id).or_default();
@@ -91,8 +92,10 @@ impl Suspects {
                 suspect.is_contagious |= suspect.among_others >= FAILURES_ALONE;
                 return decide(outcome);
             }
-            Outcome::Unanswered { reason, alone: true } | Outcome::Postponed { reason, .. } => (reason.as_str(), true),
-            Outcome::Nacked => (settle::NACKED, false),
+            Outcome::Unanswered { reason, alone: true } | Outcome::Postponed { reason, .. } => {
+                (Failure::new(FailureKind::Failed, reason), true)
+            }
+            Outcome::Nacked => (Failure::nacked(), false),
             Outcome::Lost { .. } | Outcome::Blocked => return decide(outcome),
             _ => {
                 if *outcome == Outcome::Confirmed {
@@ -117,15 +120,15 @@ impl Suspects {
         let is_guilty = may_be_guilty && suspect.alone > 0 && arrived > failed;
         suspect.alone = if is_guilty { 1 } else { suspect.alone + 1 };
         suspect.is_contagious |= is_contagious;
-        suspect.reason = reason.to_owned();
+        suspect.failure = Some(failure.clone());
         self.failed += 1;
         self.in_doubt = true;
         (suspect.arrived_before, suspect.failed_before) = (self.arrived, self.failed);
         let disposition = match (outcome, suspect.alone) {
-            _ if is_guilty => decide(&Outcome::Failed { reason: reason.into() }),
+            _ if is_guilty => settle::charge(failure, attempts, policy, seed),
             // A connection that ends once is not suspicious.
             (Outcome::Unanswered { .. }, 1) => decide(outcome),
-            (_, times) => settle::defer(reason, times, policy, seed),
+            (_, times) => settle::defer(failure, times, policy, seed),
         };
         disposition.not_before(after_ms)
     }
@@ -280,7 +283,7 @@ mod tests {
         let mut delays = Vec::new();
         for _ in 0..12 {
             match suspects.decide(&Outcome::Nacked, &message(1, 0), &POLICY, 1) {
-                Disposition::Defer { delay_ms, error } if error == settle::NACKED => delays.push(delay_ms),
+                Disposition::Defer { delay_ms, failure } if failure == Failure::nacked() => delays.push(delay_ms),
                 other => panic!("{other:?}"),
             }
         }

@@ -1,6 +1,7 @@
 //! Tests of the key order, one promise each, and a property test: the key order agrees with a simple list.
 
 use super::*;
+use crate::settle::{Failure, FailureKind};
 use proptest::prelude::*;
 
 const P: i64 = 1;
@@ -40,8 +41,8 @@ fn on_outcome(keys: &mut KeyOrder, seq: i64, outcome: &Outcome) -> Vec<(MessageH
 }
 
 fn retry() -> Disposition {
-    let error = "nacked".into();
-    Disposition::Retry { delay_ms: 1, error }
+    let failure = Failure::nacked();
+    Disposition::Retry { delay_ms: 1, failure }
 }
 
 fn unanswered() -> Outcome {
@@ -57,8 +58,8 @@ fn release() -> Disposition {
 }
 
 fn dead() -> Disposition {
-    let reason = "dead".into();
-    Disposition::Dead { reason }
+    let failure = Failure::new(FailureKind::Refused, "dead");
+    Disposition::Dead { failure }
 }
 
 fn refused() -> Outcome {

@@ -73,7 +73,7 @@ pub fn outage() -> BoardState {
         due_s: None,
         note: Some(note),
     };
-    let currency = |seq| format!(r#"HTTP 422: order-{seq} has "no" currency, or it's 100% wrong (after 15 attempts)"#);
+    let currency = |seq| format!(r#"HTTP 422: order-{seq} has "no" currency, or it's 100% wrong"#);
     let dead = (1..=150).map(|seq| message(MessageStatus::Dead, seq, currency(seq)));
     let other = [message(MessageStatus::Dead, 151, "HTTP 410: gone for good".into())];
     let retried = (201..=230).map(|seq| message(MessageStatus::Retrying, seq, "HTTP 503: closed".into()));

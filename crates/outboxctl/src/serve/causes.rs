@@ -162,7 +162,7 @@ mod tests {
             last_at: format!("2026-01-01T00:00:{last_seq:02}+00:00"),
         };
         let causes = Causes::of(vec![
-            error("a", "order-17 is lost (after 15 attempts)", 2, 7),
+            error("a", "order-17 is lost", 2, 7),
             error("b", "order-17 is lost", 1, 8),
             error("a", "order-1829 is lost", 3, 9),
         ]);

@@ -147,7 +147,7 @@ impl Db for SessionDb {
     const CLAIM_UNLEASED: &'static str = "work_claim_unleased";
     const COMMITS_EACH: bool = true;
     const SETTLE: &'static str = "select outbox_internal.work_settle($1, $2::tid[], $3, $4, $5, $6, $7::\"char\"[], $8,
-        array(select outbox_internal.of_utf8(r) from unnest($9) with ordinality u (r, i) order by i), $10)";
+        array(select outbox_internal.of_utf8(r) from unnest($9) with ordinality u (r, i) order by i), $10, $11)";
 
     fn check_source(&self, worker: &str) -> Result<(), WorkError> {
         match self.is_source_broken.get() {
