@@ -178,10 +178,10 @@ comment on view outbox_internal.wrappers is
   'The foreign data wrappers whose servers are destinations.';
 
 create function outbox_internal.mapping_problem(server oid)
-returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_mapping_problem_wrapper';
+returns text[] language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_mapping_problem_wrapper';
 comment on function outbox_internal.mapping_problem(oid) is
   'Why the workers in the server may not use the user mapping of a server: it is empty, as a dump leaves it whose role may'
-  ' not read secrets. NULL = they may, or there is none.';
+  ' not read secrets. A code, and names and values by turns; NULL = they may, or there is none.';
 
 create table @extschema@.outbox_paused (
   destination text collate "C" primary key,
@@ -251,7 +251,9 @@ create table @extschema@.outbox_connections (
     check (state in ('starting', 'paused', 'pausing', 'not adopted', 'unconfigured', 'connecting', 'connected',
                      'blocked', 'down')),
   reason      text, -- why it is down: unreachable, auth_refused ...; or connected: unconfirmed, standby, memory
-  detail      text, -- what happened; in a second line the command that ends it at the broker: see outbox_internal.connections
+  detail      text, -- what happened
+  code        text, -- what is wrong, for the words of outbox_health: the reason, or a closer cause
+  args        jsonb       not null default '{}', -- the values that its words need
   rechecked_at   timestamptz, -- when it last tried because a session requested it: see outbox_check()
   primary key (worker_id, destination)
 );
@@ -737,8 +739,7 @@ create view outbox_internal.former_servers as
 select o.destination::text as destination,
        format('CREATE SERVER %I FOREIGN DATA WRAPPER %I%s', o.destination, o.wrapper,
               (select ' OPTIONS (' || string_agg(format('%I %L', x.name, x.value), ', ' order by x.n) || ')'
-               from pg_options_to_table(o.options) with ordinality x (name, value, n))) as command,
-       format('create it again as role %I: ', o.owner) as who
+               from pg_options_to_table(o.options) with ordinality x (name, value, n))) as command, o.owner::text as owner
 from outbox_internal.destination_owners o where o.wrapper is not null;
 comment on view outbox_internal.former_servers is
   'The commands that make servers again, with the options that they had.';
@@ -1838,7 +1839,7 @@ comment on function outbox_internal.heartbeat(text, integer, integer) is
   'Worker protocol: the heartbeat, for ttl_s more seconds. Returns the ids of all live workers.';
 
 create function outbox_internal.report(
-  worker text, destination text, state text, reason text, detail text, rechecked_at timestamptz
+  worker text, destination text, state text, reason text, detail text, rechecked_at timestamptz, code text, args jsonb
 ) returns void language plpgsql volatile
 security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -1847,19 +1848,20 @@ begin
     where c.worker_id = outbox_internal.check_worker(worker) and c.destination = report.destination;
     return;
   end if;
-  insert into @extschema@.outbox_connections as c (worker_id, destination, state, reason, detail, rechecked_at)
+  insert into @extschema@.outbox_connections as c (worker_id, destination, state, reason, detail, rechecked_at, code, args)
   select w.worker_id, report.destination, report.state, left(report.reason, 100), left(report.detail, 2000),
-         report.rechecked_at
+         report.rechecked_at, left(report.code, 100),
+         case when pg_column_size(report.args) <= 10000 and jsonb_typeof(report.args) = 'object' then report.args else '{}' end
   from @extschema@.outbox_workers w
   where w.worker_id = outbox_internal.check_worker(worker)
     and outbox_internal.destination_exists(report.destination) -- it may have been dropped
   on conflict on constraint outbox_connections_pkey do update
   set since = case when c.state = excluded.state then c.since else excluded.since end,
-      state = excluded.state, reason = excluded.reason, detail = excluded.detail,
+      state = excluded.state, reason = excluded.reason, detail = excluded.detail, code = excluded.code, args = excluded.args,
       rechecked_at = coalesce(excluded.rechecked_at, c.rechecked_at);
 end
 $$;
-comment on function outbox_internal.report(text, text, text, text, text, timestamptz) is
+comment on function outbox_internal.report(text, text, text, text, text, timestamptz, text, jsonb) is
   'Worker protocol: the state of a destination at this worker (state NULL = it serves it no longer), and when it tried'
   ' if a session requested it; outbox_health shows it.';
 
@@ -2538,7 +2540,7 @@ comment on function outbox_internal.locate(bigint[], text[], smallint[]) is
 
 -- Names have the type name, so that settle finds one in the index among 1,000 servers.
 create view outbox_internal.notice_receivers as
-select n.destination, n.receiver, p.problem, p.remedy
+select n.destination, n.receiver::text as receiver, n.owner, p.code
 from (
   select s.destination, quote_ident(s.owner) as owner, s.owner_oid,
          substr(o.option, length('dead_letters_to=') + 1)::name as receiver
@@ -2546,14 +2548,12 @@ from (
   where s.is_adopted and starts_with(o.option, 'dead_letters_to=')) n
 left join (pg_foreign_server r join outbox_internal.wrappers v on v.oid = r.srvfdw) on r.srvname = n.receiver
 left join lateral (
-  select x.problem, x.remedy
+  select x.code
   from (values
-    (exists (select from @extschema@.outbox_source), 'events are read from a source, where a notice has no place',
-     format('ALTER SERVER %I OPTIONS (DROP dead_letters_to)', n.destination)),
-    (n.receiver <> 'default' and r.oid is null, 'it does not exist',
-     format('ALTER SERVER %I OPTIONS (DROP dead_letters_to); or create the server %I', n.destination, n.receiver)),
-    (n.receiver <> 'default' and not has_server_privilege(n.owner_oid, r.oid, 'usage'), n.owner || ' has no USAGE on it',
-     format('GRANT USAGE ON FOREIGN SERVER %I TO %s', n.receiver, n.owner))) x (applies, problem, remedy)
+    (exists (select from @extschema@.outbox_source), 'notices_with_source'),
+    (n.receiver <> 'default' and r.oid is null, 'notice_receiver_missing'),
+    (n.receiver <> 'default' and not has_server_privilege(n.owner_oid, r.oid, 'usage'), 'notice_receiver_refused')
+  ) x (applies, code)
   where x.applies limit 1) p on true;
 comment on view outbox_internal.notice_receivers is
   'Destinations with the option dead_letters_to: where the notices of their dead letters go, and why none does (NULL ='
@@ -2568,7 +2568,7 @@ declare
 begin
   begin
     select array_agg(r.destination), array_agg(r.receiver) into told, receivers
-    from outbox_internal.notice_receivers r where r.destination = any (destinations::name[]) and r.problem is null;
+    from outbox_internal.notice_receivers r where r.destination = any (destinations::name[]) and r.code is null;
     if told is null then
       return;
     end if;
@@ -4563,15 +4563,15 @@ comment on view outbox_internal.live_workers is
   'Workers whose heartbeat has not run out and that have not ended.';
 
 create view outbox_internal.connections as
-select c.worker_id, c.destination, c.since, c.state, c.reason, split_part(c.detail, E'\n', 1) as detail,
-       nullif(split_part(c.detail, E'\n', 2), '') as remedy, c.rechecked_at,
+select c.worker_id, c.destination, c.since, c.state, c.reason, c.detail, c.code,
+       array(select unnest(array[a.key, a.value]) from jsonb_each_text(c.args) a) as args, c.rechecked_at,
        array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[],
                       c.state) as severity,
        c.worker_id in (select w.worker_id from outbox_internal.live_workers w) as is_live
 from @extschema@.outbox_connections c;
 comment on view outbox_internal.connections is
-  'outbox_connections, with the two lines of a detail apart, the severity of the state (1 = the worst), and whether the'
-  ' worker lives.';
+  'outbox_connections, with the args as names and values by turns, the severity of the state (1 = the worst), and whether'
+  ' the worker lives.';
 
 create view @extschema@.outbox_messages as
 with m as not materialized (
@@ -4810,7 +4810,7 @@ select i.key as name, i.value as digest from jsonb_each_text('{}') i;
 comment on view outbox_internal.installed_functions is
   'definer_functions as it was when this version was installed.';
 
-create function outbox_internal.schema_problem(out problem text, out remedy text)
+create function outbox_internal.schema_problem(out code text, out args text[])
 returns setof record language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
   with place as (
@@ -4826,13 +4826,12 @@ begin atomic
   ), worker_role as ( -- and the workers may create partitions of the history
     select c.relowner as oid from pg_class c where c.oid = '@extschema@.outbox'::regclass
   )
-  select f.problem, f.remedy
+  select f.code, f.args
   from (
     select 1 as rank,
-           format('function %s of role %I is not part of the extension, and could be called in place of one that is',
-                  p.oid::regprocedure, pg_get_userbyid(p.proowner)) as problem,
-           format('drop %s %s', case p.prokind when 'p' then 'procedure' when 'a' then 'aggregate' else 'function' end,
-                  p.oid::regprocedure) as remedy
+           'function_foreign' as code,
+           array['function', p.oid::regprocedure::text, 'owner', pg_get_userbyid(p.proowner),
+                 'kind', case p.prokind when 'p' then 'procedure' when 'a' then 'aggregate' else 'function' end] as args
     from pg_proc p join place on p.pronamespace = place.oid and place.is_shared
     where p.proname >= 'outbox' and p.proname < 'outboy' and (p.proname = 'outbox' or p.proname like 'outbox\_%')
       and not exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
@@ -4840,37 +4839,30 @@ begin atomic
                         and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
     union all
     select 2,
-           format('schema %I belongs to a role that is not a superuser and could create functions in it'
-                  ' that are called in place of those of the extension', place.nspname),
-           format('alter schema %I owner to %I', place.nspname, pg_get_userbyid(place.extowner))
+           'schema_owner', array['schema', place.nspname, 'owner', pg_get_userbyid(place.extowner)]::text[]
     from place
     where place.nspowner not in (select h.oid from harmless h
                                  union all select w.oid from worker_role w where place.is_shared)
     union all
     select 3,
-           format('%s may create functions in schema %I that are called in place of those of the extension',
-                  case g.grantee when 0 then 'every role' else format('role %I', pg_get_userbyid(g.grantee)) end,
-                  place.nspname),
-           format('revoke create on schema %I from %s', place.nspname,
-                  case g.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(g.grantee)) end)
+           'schema_create', array['schema', place.nspname::text,
+                                  'role', case when g.grantee <> 0 then quote_ident(pg_get_userbyid(g.grantee)) end]
     from place cross join lateral aclexplode(place.nspacl) g
     where g.privilege_type = 'CREATE' and g.grantee <> place.nspowner
       and g.grantee not in (select h.oid from harmless h
                             union all select w.oid from worker_role w where place.is_shared)
     union all
-    select 4, format('function %I of the extension was altered, and it runs with more rights than its caller', i.name),
-           format('find out who did so; then select outbox_internal.restore_function(%L)', i.name)
+    select 4, 'function_altered', array['function', i.name]
     from outbox_internal.installed_functions i left join outbox_internal.definer_functions f on f.name = i.name
     where f.digest is distinct from i.digest
     union all
     -- A trigger, a check, a default, a policy or a rule of a user. Their statements run as the owner of the table.
     select distinct 5,
-           format('function %s runs in statements on %s, and sets no search_path: it finds other objects than those of'
-                  ' pg_catalog only by names with their schema', p.oid::regprocedure, t.oid::regclass),
-           format('alter function %s set search_path = %s', p.oid::regprocedure,
-                  concat_ws(', ', 'pg_catalog', nullif(quote_ident(n.nspname), 'pg_catalog'),
-                            (select quote_ident(place.nspname) from place where place.is_shared and place.oid <> n.oid),
-                            'pg_temp'))
+           'function_without_path',
+           array['function', p.oid::regprocedure::text, 'table', t.oid::regclass::text, 'path',
+                 concat_ws(', ', 'pg_catalog', nullif(quote_ident(n.nspname), 'pg_catalog'),
+                           (select quote_ident(place.nspname) from place where place.is_shared and place.oid <> n.oid),
+                           'pg_temp')]
     from pg_class t join pg_depend a on a.refclassid = 'pg_class'::regclass and a.refobjid = t.oid and a.deptype = 'a'
     join pg_depend u on u.classid = a.classid and u.objid = a.objid and u.refclassid = 'pg_proc'::regclass
     join pg_proc p on p.oid = u.refobjid join pg_namespace n on n.oid = p.pronamespace
@@ -4884,7 +4876,7 @@ begin atomic
                      and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
            or t.oid in (select i.inhrelid from pg_inherits i where i.inhparent = '@extschema@.outbox_history'::regclass))
   ) f
-  order by f.rank, f.problem;
+  order by f.rank, f.args;
 end;
 comment on function outbox_internal.schema_problem() is
   'Functions in the schema of the extension that are named like its own but are not part of it, or that were altered.'
@@ -4919,171 +4911,11 @@ $$;
 comment on function outbox_internal.restore_function(text) is
   'Makes a function that runs as its owner again as the install script has it. For superusers; outbox_health names it.';
 
-create function outbox_internal.setting_command(name text, value text, destination text default null)
-returns text language sql stable set search_path = pg_catalog, pg_temp
-begin atomic
-  select coalesce(
-    (select format('ALTER SERVER %I OPTIONS (%s %I %L)', d.destination,
-                   case when exists (select from unnest(d.options) o where starts_with(o, substr(name, 8) || '='))
-                        then 'SET' else 'ADD' end, substr(name, 8), value)
-     from outbox_internal.destinations() d where d.destination = $3 and d.server is not null),
-    case when exists (
-           select from pg_db_role_setting s join pg_database d on d.oid = s.setdatabase, unnest(s.setconfig) c
-           where d.datname = current_database() and s.setrole = 0 and starts_with(c, name || '='))
-         then format('ALTER DATABASE %I SET %s = %L', current_database(), name, value)
-         else format('ALTER SYSTEM SET %s = %L; SELECT pg_reload_conf()', name, value) end);
-end;
-comment on function outbox_internal.setting_command(text, text, text) is
-  'The command that changes a setting where it is set: for this database, or for the server; for a destination with a'
-  ' server of its own, the option of that name.';
-
-create function outbox_internal.mapping_remedy(destination text, problem text)
-returns text language sql stable set search_path = pg_catalog, pg_temp
-begin atomic
-  select case
-    when problem like '% cannot read its user mapping %'
-      then format('GRANT USAGE ON FOREIGN SERVER %I TO %s', destination,
-                  substring(problem, '^(.*) cannot read its user mapping'))
-    when problem like '% and none for %'
-      then format('CREATE USER MAPPING FOR %s SERVER %I OPTIONS (signing_secret ''...'')',
-                  substring(problem, ' and none for (.*)$'), destination)
-    else format('fill it, because a dump of a role that may not read secrets leaves it empty: ALTER USER MAPPING FOR %1$s'
-                ' SERVER %2$I OPTIONS (%3$s), or drop it if it needs none: DROP USER MAPPING FOR %1$s SERVER %2$I',
-                substring(problem, '^the user mapping for (.*) is empty$'), destination,
-                case when exists (select from outbox_internal.destinations() d
-                                  where d.destination = $1 and d.wrapper = 'outbox_http')
-                     then 'ADD signing_secret ''...''' else 'ADD user ''...'', ADD password ''...''' end) end;
-end;
-comment on function outbox_internal.mapping_remedy(text, text) is
-  'The command that gives a worker the secrets of a destination whose user mapping it may not use.';
-
-create view outbox_internal.connection_problems as
-with destination as (
-  select f.*, d.server is null as by_settings, d.wrapper is not distinct from 'outbox_http' as is_http, o.*, m.*,
-         case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer,
-         case when o.has_url then format('the option url of server %I', d.destination) else 'outbox.url' end as url
-  from (
-    select distinct on (c.destination) c.destination, c.reason, c.detail, c.remedy from outbox_internal.connections c
-    where c.is_live and (c.state in ('down', 'connecting', 'connected') and c.reason <> 'standby'
-                         or c.state in ('starting', 'connecting'))
-    order by c.destination, c.reason is null, c.state = 'connected') f
-  left join outbox_internal.destinations() d on d.destination = f.destination
-  cross join lateral (
-    select coalesce(bool_or(x like 'url=%'), false) as has_url, coalesce(bool_or(x like 'tls\_ca=%'), false) as has_ca
-    from unnest(d.options) x) o
-  left join lateral (
-    select case u.umuser when 0 then 'PUBLIC' else quote_ident(u.usename) end as role,
-           -- Only superusers and owners see the options.
-           u.umoptions is null and d.wrapper <> 'outbox_http'
-             or exists (select from unnest(u.umoptions) x where x like 'password=%') as has_password,
-           u.umoptions is null or exists (select from unnest(u.umoptions) x where x like 'bearer\_token=%') as has_token,
-           exists (select from unnest(u.umoptions) x where x like 'headers=%') as has_headers,
-           exists (select from unnest(u.umoptions) x where x like 'tls\_cert=%') as has_certificate
-    from pg_user_mappings u
-    where u.srvid = d.server and (u.umuser = 0 or u.usename = current_setting('outbox.worker_role'))
-    order by u.umuser = 0 limit 1) m on true
-)
-select d.destination,
-       format(coalesce(t.problem, case when d.reason is null then 'connecting to %s' else 'the connection to %s failed: ' end),
-              d.peer, case when d.is_http then 'credentials' else 'user or password' end) || coalesce(d.detail, '') as problem,
-       coalesce(d.remedy, case
-         when d.reason is null then 'wait a few seconds'
-         when d.reason = 'auth_refused' then case
-           when d.role is not null
-             then format('correct the credentials: ALTER USER MAPPING FOR %s SERVER %I OPTIONS (%s)', d.role, d.destination,
-                         case when d.is_http and d.has_headers and not d.has_password and not d.has_token
-                              then 'SET headers ''{"...": "..."}'''
-                              when d.is_http and not d.has_password
-                              then case when d.has_token then 'SET' else 'ADD' end || ' bearer_token ''...'''
-                              else case when d.has_password then 'SET' else 'ADD' end || ' password ''...''' end)
-           when d.is_http or d.has_url
-             then format('name the credentials: CREATE USER MAPPING FOR %I SERVER %I OPTIONS (%s)',
-                         current_setting('outbox.worker_role'), d.destination,
-                         case when d.is_http then 'bearer_token ''...''' else 'user ''...'', password ''...''' end)
-           when current_setting('outbox.password_file') = ''
-             then 'write the password of the user in outbox.url into a file with mode 600 of the server''s user: '
-                  || outbox_internal.setting_command('outbox.password_file', '/etc/postgresql/outbox.password')
-           else format('correct the user in outbox.url, or the password in %s; a worker reads the file again by itself',
-                       current_setting('outbox.password_file')) end
-         when d.reason = 'tls_failed' and d.detail like '%client certificate%' then case
-           when d.is_http or d.has_url
-             then format('give its user mapping a client certificate and its key, as PEM texts: %s USER MAPPING FOR %s'
-                         ' SERVER %I OPTIONS (%s)',
-                         case when d.role is null then 'CREATE' else 'ALTER' end,
-                         coalesce(d.role, quote_ident(current_setting('outbox.worker_role'))), d.destination,
-                         case when d.has_certificate then 'SET tls_cert ''...'', SET tls_key ''...''' when d.role is null
-                              then 'tls_cert ''...'', tls_key ''...''' else 'ADD tls_cert ''...'', ADD tls_key ''...''' end)
-           else 'name a client certificate that the broker accepts, and its key: '
-                || outbox_internal.setting_command('outbox.tls_cert_file', '/etc/postgresql/outbox.pem') || '; '
-                || outbox_internal.setting_command('outbox.tls_key_file', '/etc/postgresql/outbox.key') end
-         when d.reason = 'tls_failed' and (d.detail like '%the CA that it names%' or d.detail like '%a CA that is not trusted%')
-           then case
-             when d.is_http or d.has_ca
-               then 'give the destination the CA of that certificate, as a PEM text: '
-                    || outbox_internal.setting_command('outbox.tls_ca', '...', d.destination)
-             else 'name the CA of that certificate: '
-                  || outbox_internal.setting_command('outbox.tls_ca_file', '/etc/postgresql/outbox-ca.pem') end
-         else format(coalesce(t.remedy, 'see the log of %s, and whether it is the one that %s names'), d.peer, d.url)
-           || case
-             when d.reason = 'timeout' and d.is_http and d.detail like 'no answer within %'
-               then ', or give it more time: ' || outbox_internal.setting_command('outbox.timeout', '1min', d.destination)
-             when d.reason = 'timeout' and d.detail like 'no confirm within %'
-               then '; if both are well, see which queue does not answer: rabbitmqctl list_unresponsive_queues'
-             when d.reason = 'address_refused'
-               then outbox_internal.setting_command('outbox.http_allow', concat_ws(
-                      ', ', nullif(current_setting('outbox.http_allow'), ''), split_part(d.detail, ' is ', 1)))
-             -- The servers without the option have the type of the settings.
-             when d.reason in ('exchange_missing', 'exchange_mismatch', 'exchange_type_unknown') and d.by_settings
-                  and exists (
-                    select from outbox_internal.destinations() x
-                    where x.wrapper = 'outbox_amqp'
-                      and not exists (select from unnest(x.options) y where y like 'exchange\_type=%'))
-               then format('CREATE SERVER "default" FOREIGN DATA WRAPPER outbox_amqp OPTIONS (exchange_type %L)', t.type)
-             when d.reason in ('exchange_missing', 'exchange_mismatch', 'exchange_type_unknown')
-               then outbox_internal.setting_command('outbox.exchange_type', t.type, d.destination)
-             when d.reason in ('unreachable', 'endpoint_refused', 'tls_failed')
-               then outbox_internal.setting_command('outbox.url', '...', case when d.has_url then d.destination end)
-             else '' end end) as remedy
--- The reason, what it means, what to do, and the type of exchange that the worker is to declare.
-from destination d left join (values
-  ('unreachable', '%s cannot be reached: ', 'start %s, or correct host and port: ', null),
-  ('timeout', '%s does not answer: ', 'check the network and the load of %s', null),
-  ('auth_refused', '%s refuses the %s: ', null, null),
-  ('permission_denied', 'the user of the broker lacks a permission: ',
-   'grant the user configure and write permission on the exchange', null),
-  ('vhost_refused', 'the broker refuses the virtual host: ', 'check the path of %2$s and the user''s permissions', null),
-  ('connection_limit', 'the broker takes no more connections: ',
-   'close some connections (rabbitmqctl list_connections user vhost), or raise connection_max of the broker', null),
-  ('process_limit', 'not tried, because a limit on this side is reached: ',
-   'raise the limits of the processes of the server (LimitNOFILE and TasksMax of its unit of systemd, or ulimit -n and -u)'
-   ' and restart it; a worker outside has its own', null),
-  ('exchange_missing', 'the exchange does not exist: ',
-   'declare the exchange and its bindings, or let the worker declare it: ', 'topic'),
-  ('exchange_mismatch', 'the exchange exists, and ', 'let the worker only check that the exchange exists: ', ''),
-  ('exchange_type_unknown', 'the broker does not know the type of the exchange: ',
-   'enable the plugin of the type on the broker (rabbitmq-plugins list), or let the worker only check that the exchange'
-   ' exists: ', ''),
-  ('queue_refused', 'a queue behind the exchange refuses the messages: ',
-   'see which queue is full: rabbitmqctl list_queues name messages policy arguments; consume its messages or raise its'
-   ' max-length; delivery resumes by itself', null),
-  ('unconfirmed', 'the broker is connected and does not confirm: ',
-   'see which queue does not answer: rabbitmqctl list_unresponsive_queues; start the nodes that it needs, or delete it;'
-   ' the worker sends unconfirmed messages again by itself', null),
-  ('memory', 'messages wait for memory of the worker: ',
-   'see which destinations hold it, and pause those that do not answer: select destination, in_flight from'
-   ' outbox_destination_status order by in_flight desc; or raise outbox.workers', null),
-  ('tls_failed', 'TLS with %s failed: ',
-   'let %s present a certificate that is valid for the host in %s, or correct the URL: ', null),
-  ('address_refused', 'the address is not public: ', 'if that is meant, allow it: ', null),
-  ('endpoint_refused', 'the URL does not accept messages: ',
-   'let the receiver take messages at this URL, or correct it: ', null),
-  ('throttled', 'the receiver asks for fewer requests: ', 'nothing: delivery resumes when the receiver allows it', null),
-  ('unavailable', 'the receiver reports that it is not available: ',
-   'nothing here: delivery resumes when the receiver is available; see its log', null)
-) t (reason, problem, remedy, type) on t.reason = d.reason;
-comment on view outbox_internal.connection_problems is
-  'Destinations that are not connected: why, and the command that ends it. Of a refusal of RabbitMQ the worker reports'
-  ' the command.';
+create function outbox_internal.worded(code text, args text[])
+returns text[] language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_worded_wrapper';
+comment on function outbox_internal.worded(text, text[]) is
+  'The words of a finding: the problem, the remedy, and the commands in the remedy as a JSON array. args: names and values by'
+  ' turns; s_name is the setting outbox.name.';
 
 -- Found by their dependency, as pg_trigger has no index by function. tgtype: 2 = BEFORE, 4 + 8 + 16 = all writes of a row.
 create view outbox_internal.trigger_problems as
@@ -5099,33 +4931,31 @@ with ours as materialized (
   join pg_class c on c.oid = t.tgrelid join pg_namespace n on n.oid = c.relnamespace
   where x.extname = 'outbox'
 )
-select t.tgrelid,
-       format('trigger %s of table %s %s: its rows are written without events',
-              string_agg(quote_ident(t.tgname), ', ' order by t.tgname), t.place,
-              case when bool_or(t.tgenabled = 'D') then 'is disabled' else 'fires in replication only' end) as problem,
-       format('ALTER TABLE %s %s', t.place,
-              string_agg(format('ENABLE TRIGGER %I', t.tgname), ', ' order by t.tgname)) as remedy
+select t.tgrelid, 'trigger_disabled' as code,
+       array['table', t.place, 'triggers', string_agg(quote_ident(t.tgname), ', ' order by t.tgname),
+             'enable', string_agg(format('ENABLE TRIGGER %I', t.tgname), ', ' order by t.tgname),
+             'replica', case when not bool_or(t.tgenabled = 'D') then '' end] as args
 from ours t where t.tgenabled in ('D', 'R') group by t.tgrelid, t.place
 union all
-select t.tgrelid,
-       format('table %s has lost a trigger of outbox_capture: %s makes no event', t.place,
-              concat_ws(', ', case when t.covered & 4 = 0 then 'INSERT' end, case when t.covered & 16 = 0 then 'UPDATE' end,
-                        case when t.covered & 8 = 0 then 'DELETE' end)),
-       format('select outbox_capture(%L%s)', t.place,
-              (select string_agg(format(', %s => %L', s.key, case jsonb_typeof(s.value)
-                        when 'array' then array(select jsonb_array_elements_text(s.value))::text
-                        else s.value #>> '{}' end), '' order by s.key)
-               from jsonb_each(t.settings::jsonb) s))
+select t.tgrelid, 'capture_incomplete',
+       array['table', t.place, 'operations', concat_ws(
+               ', ', case when t.covered & 4 = 0 then 'INSERT' end, case when t.covered & 16 = 0 then 'UPDATE' end,
+               case when t.covered & 8 = 0 then 'DELETE' end),
+             'settings', coalesce((select string_agg(format(', %s => %L', s.key, case jsonb_typeof(s.value)
+                                            when 'array' then array(select jsonb_array_elements_text(s.value))::text
+                                            else s.value #>> '{}' end), '' order by s.key)
+                                   from jsonb_each(t.settings::jsonb) s), '')]
 from (select o.tgrelid, o.place, min(o.settings) as settings, bit_or(o.tgtype) as covered
       from ours o where o.captures and o.tgtype & 2 = 0 and o.settings like '%"aggregate_type"%'
       group by o.tgrelid, o.place) t
 where t.covered & 28 <> 28;
 comment on view outbox_internal.trigger_problems is
-  'Tables of outbox_capture and outbox_attach of which a trigger is disabled or missing, and the command that ends it.';
+  'Tables of outbox_capture and outbox_attach of which a trigger is disabled or missing.';
 
--- The planner evaluates a setting that a condition compares with a column. In a session that has not loaded the library
+-- The planner gives a condition on "check" to each part below, and so runs only that one. It does so to none if a part ends
+-- with LIMIT. It evaluates a setting that a condition compares with a column. In a session that has not loaded the library
 -- yet the setting is unknown, so it may be missing.
-create view outbox_internal.problems as
+create view outbox_internal.findings as
 with connection as (
   select c.* from outbox_internal.connections c where c.is_live
 ), server as (
@@ -5165,95 +4995,60 @@ with connection as (
     and not exists (select from pg_depend d where d.classid = 'pg_proc'::regclass and d.objid = t.tgfoid
                     and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
 )
-select 'preload' as "check", null::text as destination,
-       'outbox is not in shared_preload_libraries: no worker runs, messages wait' as problem,
-       coalesce(
-         (select 'ALTER SYSTEM SET shared_preload_libraries = '
-                 || string_agg(quote_literal(btrim(l.name)), ', ' order by l.n) || '; then restart the server'
-          from pg_settings p, unnest(string_to_array(concat_ws(',', nullif(p.setting, ''), 'outbox'), ','))
-                 with ordinality l (name, n)
-          where p.name = 'shared_preload_libraries'), -- which not every role sees
-         'add outbox to shared_preload_libraries and restart the server') as remedy
+select 'preload' as "check", null::text as destination, 'not_preloaded' as code,
+       array['libraries', ( -- which not every role sees
+         select string_agg(quote_literal(btrim(l.name)), ', ' order by l.n)
+         from pg_settings p, unnest(string_to_array(concat_ws(',', nullif(p.setting, ''), 'outbox'), ','))
+                with ordinality l (name, n)
+         where p.name = 'shared_preload_libraries')] as args
 from server s where not s.preloaded
 union all
-select 'enabled', null, 'outbox.enabled is off: messages wait', outbox_internal.setting_command('outbox.enabled', 'on')
-where not current_setting('outbox.enabled')::boolean
+select 'enabled', null, 'disabled', '{}' where not current_setting('outbox.enabled')::boolean
 union all
-select 'standby', null, 'this server is a standby: nothing is delivered from here',
-       'ask the primary; after a promotion the workers of this server start by themselves'
-where pg_is_in_recovery()
+select 'standby', null, 'standby', '{}' where pg_is_in_recovery()
 union all
 select 'version', null,
-       format('the library that the server runs is of version %s, and the extension of this database is of version %s',
-              v.library, v.sql),
        case when string_to_array(v.library, '.')::integer[] > string_to_array(v.sql, '.')::integer[]
-            then 'ALTER EXTENSION outbox UPDATE'
-            else 'install the library of the extension''s version and restart the server' end
+            then 'extension_older' else 'library_older' end,
+       array['library', v.library, 'extension', v.sql]
 from (select current_setting('outbox.library_version', true) as library, x.extversion as sql
       from pg_extension x where x.extname = 'outbox') v
 where v.library <> v.sql
 union all
 select 'standbys', null,
-       case when b.missing = '' and btrim(current_setting('outbox.standby_names')) = ''
-              then 'outbox.publish_after is standby, and outbox.standby_names is empty: messages wait'
-            when b.missing = ''
-              then 'outbox.standby_names has a pattern, and outbox.standby_quorum is 0: messages wait, as nothing says how many'
-                   ' standbys all of a pattern are'
-            when b.missing is null then 'standbys are connected and behind: a worker ' || b.awaited
-            when current_setting('outbox.standby_timeout') = '-1'
-              then format('messages wait for standbys that are not connected: %s', b.missing) || b.others
-            else format('standbys are not connected: %s; after %s messages are sent without them', b.missing,
-                        current_setting('outbox.standby_timeout')) || b.others end,
-       case when b.missing = '' and btrim(current_setting('outbox.standby_names')) = ''
-              then 'name the standbys in outbox.standby_names, by their application_name'
-            when b.missing = ''
-              then 'set how many must have a commit: ' || outbox_internal.setting_command('outbox.standby_quorum', '1')
-            when b.missing is null then 'see their flush_lsn in pg_stat_replication: network or disk is slow'
-            else 'start them, or correct outbox.standby_names, for example if one was made again under another name; only direct'
-                 ' standbys of this server count: those in its pg_stat_replication' end
-from (select s.missing_standbys as missing, coalesce('; connected: ' || nullif(s.connected_standbys, ''), '') as others,
+       case when b.missing is null then 'standbys_behind' when b.missing <> '' then 'standbys_missing'
+            when btrim(current_setting('outbox.standby_names')) = '' then 'no_standby_names' else 'no_standby_quorum' end,
+       array['missing', b.missing, 'awaited', b.awaited, 'connected', b.connected,
+             'timeout', nullif(current_setting('outbox.standby_timeout'), '-1')]
+from (select s.missing_standbys as missing, nullif(s.connected_standbys, '') as connected,
              (select min(c.detail) from connection c where c.reason = 'standby') as awaited
       from server s where not pg_is_in_recovery() and current_setting('outbox.publish_after', true) = 'standby') b
 where b.missing is not null or b.awaited is not null
 union all
-select 'identity', null, 'nothing is delivered from this database until it is adopted: ' || a.why,
-       'select outbox_adopt(), if this database, not the original, must deliver the waiting messages'
+select 'identity', null, 'database_not_adopted', array['why', a.why]
 from outbox_internal.not_adopted() a (why) where a.why is not null
 union all
-select 'partitions', null,
-       'outbox_settings has lost its row: nothing is published or delivered. If this database had a partitioner, name it, too',
-       format('select outbox_configure(partition_count => %s, leasing => %L)',
-              coalesce(nullif((select count(*) from @extschema@.outbox_partitions), 0)::text,
-                       current_setting('outbox.partition_count')), current_setting('outbox.leasing'))
+select 'partitions', null, 'settings_lost',
+       array['partitions', coalesce(nullif((select count(*) from @extschema@.outbox_partitions), 0)::text,
+                                    current_setting('outbox.partition_count')),
+             'leasing', current_setting('outbox.leasing')]
 where not exists (select from @extschema@.outbox_settings)
 union all
-select 'partitions', null, format('%s of %s partitions have lost their row in outbox_partitions: their messages wait',
-                                  s.partition_count - p.rows, s.partition_count),
-       'select outbox_configure()'
+select 'partitions', null, 'partitions_lost',
+       array['lost', (s.partition_count - p.rows)::text, 'partitions', s.partition_count::text]
 from @extschema@.outbox_settings s cross join (select count(*) as rows from @extschema@.outbox_partitions) p
 where p.rows < s.partition_count
 union all
-select 'partitions', null,
-       format('messages are in partition %s, which does not exist: they came from a database with more partitions',
-              outbox_internal.partition_label(p.highest)),
-       format('select outbox_configure(partition_count => %s)', p.highest + 1)
+select 'partitions', null, 'partition_unknown',
+       array['label', outbox_internal.partition_label(p.highest), 'partitions', (p.highest + 1)::text]
 from (select max(f.partition)::integer as highest from waiting f
       where f.partition >= (select s.partition_count from @extschema@.outbox_settings s)) p
 where p.highest is not null
 union all
 select 'sequence', null,
-       case when b.of_event
-              then 'outbox_events has seq ' || b.seq || ', and its sequence has not given it out: publishing fails with 23505'
-            when b.seq is not null
-              then 'the seqs of outbox_events begin again, and were drawn up to ' || b.seq || ' before: new events get the'
-                   ' history, the attempts and the dead letters of old ones'
-            when q.seqcache > 1
-              then 'each session draws ' || q.seqcache || ' seqs of outbox_events ahead: events of a key are sent out of order'
-            else 'seqs of outbox_events do not always grow: events of a key are sent out of order' end,
-       case when b.seq is not null
-              then format('select setval(s, greatest(%s, nextval(s))) from (select %L::regclass) x (s)', b.seq,
-                          '@extschema@.outbox_events_seq_seq')
-            else 'alter sequence @extschema@.outbox_events_seq_seq increment 1 cache 1 no cycle' end
+       case when b.of_event then 'seq_not_drawn' when b.seq is not null then 'seqs_again'
+            when q.seqcache > 1 then 'seqs_cached' else 'seqs_do_not_grow' end,
+       array['seq', b.seq::text, 'cache', q.seqcache::text, 'sequence', '@extschema@.outbox_events_seq_seq']
 from pg_sequence q left join (
   -- A sequence that nobody uses is behind whatever others insert.
   select max(k.seq) as seq, bool_or(k.of_event) as of_event
@@ -5265,16 +5060,8 @@ where q.seqrelid = '@extschema@.outbox_events_seq_seq'::regclass
   and (b.seq is not null or q.seqcache > 1 or q.seqincrement < 0 or q.seqcycle)
 union all
 select 'role', null,
-       case when r.rolname is null then format('role %I, which the workers run as, does not exist', s.worker_role)
-            when r.rolsuper then format('role %I is a superuser: the workers do not run as a superuser', s.worker_role)
-            else format('role %s is a member of %I, and could become a superuser', m.member, s.worker_role) end,
-       case when r.rolname is null and not o.rolsuper
-              then format('ALTER SYSTEM SET outbox.worker_role = %L; SELECT pg_reload_conf()', o.rolname)
-            when r.rolname is null
-              then format('CREATE ROLE %I and make it the owner of the tables of outbox and of its functions with SECURITY'
-                          ' DEFINER; DROP EXTENSION would drop the messages', s.worker_role)
-            when r.rolsuper then format('ALTER ROLE %I NOSUPERUSER', s.worker_role)
-            else format('REVOKE %I FROM %s', s.worker_role, m.member) end
+       case when r.rolname is null then 'role_missing' when r.rolsuper then 'role_superuser' else 'role_has_member' end,
+       array['role', s.worker_role, 'owner', case when not o.rolsuper then o.rolname end, 'member', m.member]
 from server s left join pg_roles r on r.rolname = s.worker_role
 join pg_class t on t.oid = '@extschema@.outbox'::regclass
 join pg_roles o on o.oid = t.relowner
@@ -5283,45 +5070,37 @@ cross join lateral (
   where g.roleid = r.oid and not x.rolsuper) m
 where r.rolname is null or r.rolsuper or m.member is not null
 union all
-select 'schema', null, x.problem, x.remedy from (select s.* from outbox_internal.schema_problem() s limit 1) x
+select 'schema', null, x.code, x.args from (select s.* from outbox_internal.schema_problem() s limit 1) x
 union all
 -- Events may have triggers of others: what one changes or leaves out is no message yet.
-select 'triggers', null, x.problem,
-       x.undo || '; then a new lease sends again what stays in flight: select pg_terminate_backend(pid) from'
-                 ' outbox_worker_status where alive'
+select 'triggers', null, x.code, x.args
 from (
-  select format('trigger %I of %s runs before each change of a row, and can undo it: messages may be lost, stuck or sent'
-                ' again', t.tgname, t.name) as problem,
-         format('ALTER TABLE %s DISABLE TRIGGER %I', t.name, t.tgname) as undo
+  select 'trigger_undoes' as code, array['trigger', t.tgname, 'table', t.name]::text[] as args
   from foreign_trigger t where t.tgtype & 3 = 3 and t.relname <> 'outbox_events' -- BEFORE, FOR EACH ROW
   union all
-  select format('rule %I of %s replaces changes of rows: messages may be lost, stuck or sent again', r.rulename, o.name),
-         format('DROP RULE %I ON %s', r.rulename, o.name)
+  select 'rule_replaces', array['rule', r.rulename, 'table', o.name]
   from own_table o join pg_rewrite r on r.ev_class = o.oid where r.ev_enabled <> 'D'
-  order by 1 limit 1) x
+  order by 1 desc, 2 limit 1) x
 union all
 select 'workers', null,
-       case when h.pid is not null then format('%s hangs: its process %s wrote its last heartbeat at %s', h.worker_id, h.pid,
-                                               date_trunc('seconds', h.heartbeat_at))
-            when s.has_worker then case e.obstacle
-              when 'time slices' then 'there are more databases than worker slots: this one is served in turn with others'
-              else 'not every worker of this database runs: ' || o.problem end
-            when s.workers = 0 then 'outbox.workers is 0: nothing is delivered'
-            else 'no worker is alive in this database' || case e.obstacle
-                   when 'time slices' then ' now: there are more databases than worker slots, so they are served in turn'
-                   else coalesce(': ' || o.problem, '') end end,
-       case when h.pid is not null
-              then format('if it is stopped, kill -CONT %1$s at the shell of the server; else select pg_terminate_backend(%1$s)',
-                          h.pid)
-            when s.workers = 0 and not s.has_worker then outbox_internal.setting_command('outbox.workers', '1')
-            when e.obstacle in ('slots', 'time slices')
-              then format('raise max_worker_processes by %s or more and restart the server', s.missing_slots)
-            when e.obstacle in ('entries', 'databases') then o.remedy
-            when not s.preloaded then 'see the check "preload"'
-            when e.obstacle = 'excluded'
-              then outbox_internal.setting_command('outbox.databases', current_setting('outbox.databases') || ','
-                                                                       || current_database())
-            else coalesce(o.remedy, 'wait a few seconds; then search the server log for "outbox"') end
+       case when h.pid is not null then 'worker_hangs'
+            when s.workers = 0 and not s.has_worker then 'workers_0'
+            when e.obstacle = 'time slices' then 'time_slices'
+            when e.obstacle = 'slots' then 'no_worker_slots'
+            when e.obstacle = 'entries' then 'too_many_workers'
+            when e.obstacle = 'databases' then 'too_many_databases'
+            when e.obstacle = 'excluded' then 'database_excluded'
+            when e.obstacle = 'template' then 'database_template'
+            when e.obstacle = 'closed' then 'database_closed'
+            when e.obstacle = 'connect' then 'role_may_not_connect'
+            when e.obstacle = 'login' then 'role_may_not_log_in'
+            else 'no_worker' end,
+       array['worker', h.worker_id, 'pid', h.pid::text, 'since', date_trunc('seconds', h.heartbeat_at)::text,
+             'serves', case when s.has_worker then '' end, 'missing', s.missing_slots::text, 'role', s.worker_role,
+             'databases', current_setting('outbox.databases') || ',' || current_database(),
+             'obstacle', case e.obstacle when 'role' then 'its role is missing or a superuser' end,
+             'see', case when e.obstacle = 'role' then 'see the check "role"'
+                         when not s.preloaded then 'see the check "preload"' end]
 from server s left join (
   select w.worker_id, w.pid, w.heartbeat_at from @extschema@.outbox_workers w join pg_stat_activity a on a.pid = w.pid
   where w.worker_id like 'server-%' and w.heartbeat_until <= clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
@@ -5334,88 +5113,56 @@ cross join lateral (
                        when not r.rolcanlogin and current_setting('server_version_num')::integer < 170000 then 'login' end,
                   s.obstacle) as obstacle
   from pg_database d left join pg_roles r on r.rolname = s.worker_role where d.datname = current_database()) e
-left join lateral (values
-  ('slots', 'max_worker_processes is used up', null),
-  ('entries', 'the server already has the most workers, 128',
-   'lower outbox.workers, narrow outbox.databases, or end workers outside the server, and reload'),
-  ('databases', 'the server already serves the most databases, 128',
-   'drop a database, or close one with ALTER DATABASE ... ALLOW_CONNECTIONS false; databases without the extension count,'
-   ' too'),
-  ('excluded', 'outbox.databases does not name it', null),
-  ('role', 'its role is missing or a superuser', 'see the check "role"'),
-  ('template', 'it is a template, which no worker serves', format('ALTER DATABASE %I IS_TEMPLATE false', current_database())),
-  ('closed', 'it is closed to connections', format('ALTER DATABASE %I ALLOW_CONNECTIONS true', current_database())),
-  ('connect', format('role %I may not connect to it', s.worker_role),
-   format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), s.worker_role)),
-  ('login', format('role %I may not log in', s.worker_role),
-   format('ALTER ROLE %I LOGIN CONNECTION LIMIT 0', s.worker_role))
-) o (obstacle, problem, remedy) on o.obstacle = e.obstacle
 where not pg_is_in_recovery()
   and (h.pid is not null or not s.has_worker or e.obstacle in ('slots', 'entries', 'time slices'))
 union all
-select 'destination', u.destination, u.detail,
-       case when u.detail like '%password_file%'
-              then 'make the file readable for the server''s user only, with the password as its first line, or name another'
-                   ' one: ' || outbox_internal.setting_command('outbox.password_file', '...')
-            when u.detail like '%outbox.tls\_%'
-              then 'let the file be in PEM, and a key readable for the server''s user only, or name another one: '
-                   || outbox_internal.setting_command(substring(u.detail, 'outbox.tls_\w+'), '...')
-            when u.detail like '%user mapping%' then outbox_internal.mapping_remedy(u.destination, u.detail)
-            when u.destination = 'default'
-              then 'name the broker: ' || outbox_internal.setting_command('outbox.url', 'amqp://localhost')
-            else format('ALTER SERVER %I OPTIONS (...); see docs/destinations.md', u.destination) end
-from (select x.destination, min(x.detail) as detail
-      from (select c.destination, c.detail from connection c where c.state = 'unconfigured'
+select 'destination', u.destination, u.code, u.args
+from (select distinct on (x.destination) x.*
+      from (select c.destination, coalesce(c.code, 'unconfigured') as code, array['detail', c.detail] || c.args as args
+            from connection c where c.state = 'unconfigured'
             union all
             -- Also while no worker reports it, as in a restored database that is not adopted yet.
-            select d.destination, outbox_internal.mapping_problem(d.server) from outbox_internal.destinations() d) x
-      where x.detail is not null group by 1) u
-where u.destination <> 'default' or u.detail like '%user mapping%' or current_setting('outbox.url') <> ''
+            select d.destination, p.n[1], p.n[2:]
+            from outbox_internal.destinations() d cross join lateral outbox_internal.mapping_problem(d.server) p (n)
+            where p.n is not null) x
+      order by x.destination, x.code) u
+where u.destination <> 'default' or u.code like 'mapping\_%' or current_setting('outbox.url') <> ''
    or (select count(*) from outbox_internal.destinations()) = 1
    or exists (select from waiting f where f.destination = 'default')
 union all
-select 'destination', 'default', 'outbox.url is empty: there is no broker to deliver to',
-       'name the broker: ' || outbox_internal.setting_command('outbox.url', 'amqp://localhost')
+select 'destination', 'default', 'no_url', '{}'
 where not exists (select from outbox_internal.live_workers) and current_setting('outbox.url') = ''
   and (select d.server from outbox_internal.destinations() d where d.destination = 'default') is null
 union all
-select 'destination', 'default',
-       format('the server "default" does not count: its owner %I is no member of outbox_admin', pg_get_userbyid(s.srvowner)),
-       'ALTER SERVER "default" OWNER TO outbox_admin, or DROP SERVER "default"'
+select 'destination', 'default', 'default_ignored', array['owner', pg_get_userbyid(s.srvowner)::text]
 from pg_foreign_server s join outbox_internal.wrappers w on w.oid = s.srvfdw
 where s.srvname = 'default'
   and not pg_has_role(s.srvowner, 'outbox_admin', 'usage')
 union all
-select 'destination', m.destination, 'messages wait for this destination, which does not exist',
-       coalesce(f.who || f.command, 'create it with CREATE SERVER')
-       || format('; or discard them: select outbox_discard(seq, destination) from outbox_messages'
-                 ' where destination = %L and status in (''ready'', ''blocked'', ''retrying'', ''scheduled'', ''dead'')',
-                 m.destination)
+select 'destination', m.destination, 'destination_missing', array['owner', f.owner, 'command', f.command]
 from (select distinct f.destination from waiting f where not f.is_blocked
       except select d.destination from outbox_internal.destinations() d) m
 left join outbox_internal.former_servers f on f.destination = m.destination
 union all
-select 'destination', d.destination, d.not_adopted || ': its messages wait',
-       format('select outbox_adopt(destination => %L), if this server may have them', d.destination)
+select 'destination', d.destination, 'destination_not_adopted', array['why', d.not_adopted]
 from outbox_internal.destinations() d where d.not_adopted is not null
 union all
-select 'destination', s.destination, 'it is subscribed, and does not exist: no event goes there',
-       concat_ws('; or ', format('select outbox_unsubscribe(%L)', s.destination), f.who || f.command)
+select 'destination', s.destination, 'subscriber_missing', array['owner', f.owner, 'command', f.command]
 from @extschema@.outbox_subscriptions s left join outbox_internal.former_servers f on f.destination = s.destination
 where s.destination not in (select d.destination from outbox_internal.destinations() d)
 union all
-select 'destination', n.destination, format('notices of its dead letters do not reach %s: %s', n.receiver, n.problem), n.remedy
-from outbox_internal.notice_receivers n where n.problem is not null
+select 'destination', n.destination, n.code, array['receiver', n.receiver, 'owner', n.owner]
+from outbox_internal.notice_receivers n where n.code is not null
 union all
-select 'database', null,
-       format('%s%s must belong to %I, the role of the workers: what uses them fails',
-              array_to_string((array_agg(o.name order by o.type desc, o.name))[1:3], ', '),
-              case when count(*) > 3 then format(' and %s more', count(*) - 3) end, o.worker_role),
-       string_agg(format('ALTER %s %s OWNER TO %I', o.type, o.name, o.worker_role), '; ' order by o.type desc, o.name)
+select 'database', null, 'other_owner',
+       array['objects', array_to_string((array_agg(o.name order by o.type desc, o.name))[1:3], ', '),
+             'more', (nullif(greatest(count(*) - 3, 0), 0))::text, 'role', o.worker_role,
+             'command', string_agg(format('ALTER %s %s OWNER TO %I', o.type, o.name, o.worker_role), '; '
+                                   order by o.type desc, o.name)]
 from other_owner o group by o.worker_role
 union all
-select f."check", null, f.problem,
-       coalesce('undo what the error names, for example: ' || (
+select f."check", null, f.code,
+       array['since', f.since, 'error', f.error, 'role', s.worker_role, 'command', (
          select c.command
          from (
            select 1 as rank, format('GRANT CREATE ON SCHEMA %I TO %I', n.nspname, r.rolname) as command
@@ -5425,78 +5172,78 @@ select f."check", null, f.problem,
            select 2, format('ALTER TABLE %s NO FORCE ROW LEVEL SECURITY', o.name) from own_table o where o.is_secured
            union all
            select 3, format('ALTER TABLE %s DISABLE TRIGGER %I', t.name, t.tgname) from foreign_trigger t) c
-         order by c.rank, c.command limit 1),
-         'undo what the error names: no row security, trigger or event trigger of others may refuse statements of '
-         || s.worker_role) || '; the log of the server has the whole error'
+         order by c.rank, c.command limit 1)]
 from server s, (
   -- A worker tries again after half a second; what ends within a few tries is no problem.
-  (select 'database' as "check", 'a statement of a worker fails: ' || e.n[3] as problem
+  (select 'database' as "check", 'statement_fails' as code, null as since, e.n[3] as error
    from outbox_internal.shared_memory('errors') e (n)
    where e.n[2] = 'database' and e.n[4]::bigint > 3
      and to_timestamp(e.n[6]::double precision / 1e6) > clock_timestamp() - interval '10 seconds'
    order by e.n[6]::bigint desc limit 1)
   union all
   -- Maintenance runs once a minute, and its last answer stands until then.
-  (select 'maintenance', format('it has failed since %s: %s', date_trunc('seconds', to_timestamp(t.n[1]::double precision / 1e6)),
-                                t.n[2])
+  (select 'maintenance', 'maintenance_fails', date_trunc('seconds', to_timestamp(t.n[1]::double precision / 1e6))::text, t.n[2]
    from outbox_internal.shared_memory('failed tasks') t (n) order by t.n[1]::bigint limit 1)) f
 where not exists (select from other_owner)
 union all
-select 'source', null, p.problem,
-       coalesce('messages wait until it can be read: correct it, or name its columns again: select outbox_source_set('
-         || (select quote_literal(s.relation) || string_agg(format(', %s => %L', c.name, to_jsonb(s) ->> c.name), '' order by c.n)
-             from @extschema@.outbox_source s,
-                  unnest('{seq,type,created_at,id,aggregate_type,aggregate_id,operation,payload,previous_payload,metadata,'
-                         'headers,actor,correlation_id,key}'::text[]) with ordinality c (name, n)
-             where to_jsonb(s) ->> c.name is not null
-             group by s.relation) || ')',
-         'select outbox_source_reset(), or outbox_source_set() for the same relation')
+select 'source', null, 'source_unreadable',
+       array['problem', p.problem, 'columns', (
+         select quote_literal(s.relation) || string_agg(format(', %s => %L', c.name, to_jsonb(s) ->> c.name), '' order by c.n)
+         from @extschema@.outbox_source s,
+              unnest('{seq,type,created_at,id,aggregate_type,aggregate_id,operation,payload,previous_payload,metadata,'
+                     'headers,actor,correlation_id,key}'::text[]) with ordinality c (name, n)
+         where to_jsonb(s) ->> c.name is not null
+         group by s.relation)]
 from (select outbox_internal.source_problem() as problem) p where p.problem is not null
 union all
-select 'capture', null, string_agg(t.problem, '; '), string_agg(t.remedy, '; ')
-from (select x.* from outbox_internal.trigger_problems x order by x.tgrelid limit 3) t having count(*) > 0
+select 'capture', null, x.code, x.args
+from (select p.code, p.args from outbox_internal.trigger_problems p order by p.tgrelid limit 3) x
 union all
-select 'paused', z.destination,
-       format('%s by %s since %s%s', case when b.busy then format('pausing, %s in flight, paused', coalesce(f.n[1], '0'))
-                                          else 'paused' end,
-              z.paused_by, date_trunc('seconds', z.since), coalesce(': ' || z.reason, '')),
-       format('select outbox_resume(%L)', z.destination)
+select 'paused', z.destination, 'paused',
+       array['in_flight', case when b.busy then coalesce(f.n[1], '0') end, 'by', z.paused_by,
+             'since', date_trunc('seconds', z.since)::text, 'reason', z.reason]
 from @extschema@.outbox_paused z
 left join lateral outbox_internal.shared_memory('statistics', z.destination) f (n) on true
 cross join lateral (select exists (select from connection c where c.destination = z.destination
                                    and c.state not in ('paused', 'not adopted')) as busy) b
 union all
-select 'broker', c.destination, c.problem, c.remedy from outbox_internal.connection_problems c
+select 'broker', c.destination, coalesce(c.code, c.reason, 'connecting'), array['detail', c.detail] || c.args
+       || array['since', date_trunc('seconds', c.since)::text, 'http_allow', concat_ws(
+            ', ', nullif(current_setting('outbox.http_allow'), ''), (c.args)[array_position(c.args, 'address') + 1])]
+from (select distinct on (c.destination) c.* from connection c
+      where c.state in ('down', 'connecting', 'connected') and c.reason <> 'standby' or c.state in ('starting', 'connecting')
+      order by c.destination, c.reason is null, c.state = 'connected') c
 union all
-select 'blocked', c.destination, 'the broker blocks publishers: ' || coalesce(min(c.detail), ''),
-       coalesce(min(c.remedy), 'see rabbitmq-diagnostics alarms on the broker') || '; delivery resumes by itself'
-from connection c where c.state = 'blocked' group by c.destination
+select 'blocked', c.destination, coalesce(c.code, 'blocked'),
+       array['detail', c.detail] || c.args || array['since', date_trunc('seconds', c.since)::text]
+from (select distinct on (c.destination) c.* from connection c where c.state = 'blocked'
+      order by c.destination, c.detail) c
 union all
-select 'retrying', null,
-       format('%s message(s) have failed three times or more, for example seq %s to %s, since %s: %s',
-              case when r.n = 10000 then '10000 or more' else r.n::text end, w.seq, w.destination,
-              date_trunc('seconds', w.enqueued_at), w.last_error),
-       'select seq, destination, attempts, last_error from outbox_messages where status = ''retrying''; correct the cause,'
-       ' then outbox_retry(seq, destination) tries immediately'
+select 'retrying', null, 'retrying',
+       array['count', case when r.n = 10000 then '10000 or more' else r.n::text end, 'seq', w.seq::text,
+             'destination', w.destination, 'since', date_trunc('seconds', w.enqueued_at)::text, 'error', w.last_error,
+             'unroutable', case w.error_code when 'unroutable' then '' end]
 from (select x.* from @extschema@.outbox_waiting x where x.state = 'b' and x.attempts >= 3 order by x.seq limit 1) w
 cross join (select count(*) as n from (select from @extschema@.outbox_waiting x
                                        where x.state = 'b' and x.attempts >= 3 limit 10000) x) r
 union all
-select 'dead letters', null,
-       format('%s dead letter(s), for example: %s', case when c.dead = 10000 then '10000 or more' else c.dead::text end,
-              (select d.reason from @extschema@.outbox_dead d
-               where d.seq = (select n[1]::bigint from outbox_internal.shared_memory('first dead letters') f (n)) limit 1)),
-       'select * from outbox_dead; then outbox_retry(seq, destination) or outbox_discard(seq, destination)'
-from outbox_internal.dead_counts c where c.dead > 0
+select 'dead letters', null, 'dead_letters',
+       array['count', case when c.dead = 10000 then '10000 or more' else c.dead::text end, 'error', d.reason,
+             'seq', d.seq::text, 'destination', d.destination,
+             'unroutable', case d.error_code when 'unroutable' then '' end,
+             'refused', case when d.error_code in ('refused', 'unsendable') then '' end]
+from outbox_internal.dead_counts c
+left join lateral (
+  select x.* from @extschema@.outbox_dead x
+  where x.seq = (select n[1]::bigint from outbox_internal.shared_memory('first dead letters') f (n)) limit 1) d on true
+where c.dead > 0
 union all
-select 'keys', null,
-       format('%s key(s) are blocked by a dead letter, for example: %s (seq %s)',
-              case when c.blocking = 10000 then '10000 or more' else c.blocking::text end,
-              case when exists (select from outbox_internal.destinations() x
-                                where x.destination = d.destination and 'ordering=partition' = any (x.options))
-                   then 'partition ' || outbox_internal.partition_label(d.partition::integer) else d.key end, d.seq),
-       format('select outbox_retry(%s, %2$L), or outbox_discard(%1$s, %2$L), unblocks the key; with outbox.on_dead = skip none'
-              ' blocks', d.seq, d.destination)
+select 'keys', null, 'keys_blocked',
+       array['count', case when c.blocking = 10000 then '10000 or more' else c.blocking::text end,
+             'key', case when exists (select from outbox_internal.destinations() x
+                                      where x.destination = d.destination and 'ordering=partition' = any (x.options))
+                         then 'partition ' || outbox_internal.partition_label(d.partition::integer) else d.key end,
+             'seq', d.seq::text, 'destination', d.destination]
 from outbox_internal.dead_counts c
 left join lateral (
   select x.* from @extschema@.outbox_dead x
@@ -5504,44 +5251,31 @@ left join lateral (
   limit 1) d on true
 where c.blocking > 0
 union all
-select 'room', p.destination,
-       format('%s of %s messages pending: %s', p.pending, p.most,
-              case when p.pending >= p.most then 'the queue is full, enqueue is refused' else 'the queue is nearly full' end),
-       'see the other checks for why they wait; or raise the limit: '
-         || outbox_internal.setting_command('outbox.max_pending', (2 * p.most)::text, p.destination)
+select 'room', p.destination, case when p.pending >= p.most then 'queue_full' else 'queue_nearly_full' end,
+       array['pending', p.pending::text, 'most', p.most::text, 'max_pending', (2 * p.most)::text]
 from fill p where p.pending >= 0.9 * p.most
 union all
-select 'room', null,
-       format('%s destination(s) have neither statistics nor max_pending, for example %s: the server has room for those of'
-              ' 4096', count(*), min(p.destination)),
-       'drop destinations that get no messages any more, or move a database to another server'
+select 'room', null, 'no_room_for_statistics', array['count', count(*)::text, 'example', min(p.destination)]
 from fill p where p.is_uncounted and exists (
   select from connection c where c.destination = p.destination and c.worker_id like 'server-%')
 having count(*) > 0
 union all
-select 'transactions', null,
-       string_agg(case when t.prepared
-         then format('transaction %s has been prepared for %s', t.xid, date_trunc('seconds', t.age))
-         else format('the session with pid %s (%s) has enqueued and not ended for %s%s', t.pid,
-                     concat_ws(', ', t.usename, nullif(t.application_name, '')), date_trunc('seconds', t.age),
-                     ', last statement: ' || nullif(substr(regexp_replace(t.query, '\s+', ' ', 'g'), 1, 100), '')) end, '; '),
-       min(case when t.gid is not null then format('COMMIT PREPARED %1$L, or ROLLBACK PREPARED %1$L', t.gid)
-                when t.prepared then 'COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts'
-                else format('later messages of its keys wait for it: end it, or select pg_terminate_backend(%s)', t.pid) end)
+select 'transactions', null, case when t.prepared then 'transaction_prepared' else 'transaction_open' end,
+       array['xid', t.xid::text, 'pid', t.pid::text, 'gid', t.gid, 'age', date_trunc('seconds', t.age)::text,
+             'who', concat_ws(', ', t.usename, nullif(t.application_name, '')),
+             'statement', nullif(substr(regexp_replace(t.query, '\s+', ' ', 'g'), 1, 100), '')]
 from (select x.*, g.gid, a.usename, a.application_name, a.query
       from outbox_internal.open_transactions x
       left join pg_stat_activity a on a.pid = x.pid and not x.prepared
       left join pg_prepared_xacts g on g.transaction = x.xid and x.prepared
       where x.age > case when x.prepared then interval '1 minute' else interval '30 seconds' end
       order by x.age desc limit 3) t
-having count(*) > 0
 union all
 -- The lease has run out, so its worker has not renewed it, and an open transaction has the row locked: that of the worker,
 -- if it hangs while it settles. Partitions first: such rows are rare, and pg_locks is expensive.
-select 'locks', null,
-       format('process %s%s has had rows of outbox_partitions locked since %s: no other worker can take over %s partition(s)',
-              h.pid, ' (' || h.kind || ')', date_trunc('seconds', h.since), h.partitions),
-       format('if it is stopped, kill -CONT %1$s at the shell of the server; else select pg_terminate_backend(%1$s)', h.pid)
+select 'locks', null, 'partitions_locked',
+       array['pid', h.pid::text, 'program', h.kind, 'since', date_trunc('seconds', h.since)::text,
+             'partitions', h.partitions::text]
 from (
   select l.pid, min(a.backend_type) as kind, coalesce(min(a.xact_start), min(p.lease_until)) as since, count(*) as partitions
   from (select q.xmax, q.lease_until from @extschema@.outbox_partitions q
@@ -5553,24 +5287,15 @@ from (
   group by l.pid order by partitions desc limit 1) h
 union all
 select 'lag', s.destination,
-       format('the oldest message that can be delivered, seq %s, has waited for %s%s', s.seq,
-              date_trunc('seconds', s.age), ': ' || case
-                when h.gid is not null then format('a prepared transaction has it locked: %s', h.gid)
-                when h.pid is not null
-                  then format('the session with pid %s (%s) keeps the workers waiting by its locks%s', h.pid, h.who,
-                              ', last statement: ' || substr(regexp_replace(h.query, '\s+', ' ', 'g'), 1, 100))
-                when r.most is not null then format('its destination may take at most %s a second', r.most) end),
-       case when h.gid is not null then format('COMMIT PREPARED %1$L, or ROLLBACK PREPARED %1$L', h.gid)
-            when h.pid is not null then format('end its transaction, or select pg_terminate_backend(%s)', h.pid)
-            when r.most is not null
-              then 'if it can take more: '
-                   || outbox_internal.setting_command('outbox.max_rate', (2 * r.most)::text, s.destination)
-            else format('see the other checks; if all are ok, the workers, or what they deliver to, are too slow: %s; or raise'
-                        ' outbox.batch_size',
-                        outbox_internal.setting_command('outbox.workers',
-                                                        (current_setting('outbox.workers')::integer + 1)::text)) end
+       case when h.gid is not null then 'lag_behind_prepared' when h.pid is not null then 'lag_behind_locks'
+            when r.most is not null then 'lag_at_max_rate' else 'lag' end,
+       array['seq', s.seq::text, 'age', date_trunc('seconds', s.age)::text, 'since', date_trunc('seconds', s.enqueued_at)::text,
+             'gid', h.gid, 'pid', h.pid::text, 'who', h.who,
+             'statement', substr(regexp_replace(h.query, '\s+', ' ', 'g'), 1, 100),
+             'most', r.most::text, 'max_rate', (2 * r.most)::text, 'per_s', p.per_s::text,
+             'concurrency', p.concurrency::text, 'workers', (current_setting('outbox.workers')::integer + 1)::text]
 from (
-  select f.destination, f.partition, f.seq, statement_timestamp() - f.enqueued_at as age from waiting f
+  select f.destination, f.partition, f.seq, f.enqueued_at, statement_timestamp() - f.enqueued_at as age from waiting f
   where not f.is_blocked and not f.is_stopped and f.enqueued_at < statement_timestamp() - interval '1 minute'
     -- A retry keeps its first time, and what an open transaction holds cannot be delivered: see the other checks.
     and exists (select from @extschema@.outbox o where o.destination = f.destination and o.partition = f.partition
@@ -5599,19 +5324,69 @@ left join lateral (
   -- A worker does not pass the rest of its share on to others.
   where d.destination = s.destination and m.most > 0
     and f.n[6]::double precision / 60 >= 0.9 * m.most / greatest(1, (
-      select count(*) from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()))) r on true;
+      select count(*) from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()))) r on true
+left join lateral (
+  select trim_scale(round(f.n[6]::numeric / 60, 1)) as per_s,
+         (select 2 * substr(o, 13)::bigint from unnest(d.options) o where o like 'concurrency=%') as concurrency
+  from outbox_internal.destinations() d
+  left join lateral outbox_internal.shared_memory('statistics', d.destination) f (n) on true
+  where d.destination = s.destination) p on true;
+comment on view outbox_internal.findings is
+  'What is wrong, as data: the check that finds it, the destination if it is one, the code, and names and values by turns.';
+
+create view outbox_internal.problems as
+select f."check", f.destination, w.n[1] as problem, w.n[2] as remedy, f.code, f.args, w.n[3]::jsonb as commands
+from outbox_internal.findings f
+left join lateral ( -- not by destinations(): if that fails, this says why
+  select s.oid as server, s.srvoptions as options, w.fdwname::text as wrapper
+  from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
+  where s.srvname = f.destination::name and w.oid in (select x.oid from outbox_internal.wrappers x)
+    and (s.srvname <> 'default' or pg_has_role(s.srvowner, 'outbox_admin', 'usage'))) d on true
+left join lateral ( -- the user mapping of the workers
+  select case u.umuser when 0 then 'PUBLIC' else quote_ident(u.usename) end as role, u.umoptions as options
+  from pg_user_mappings u
+  where u.srvid = d.server and (u.umuser = 0 or u.usename = current_setting('outbox.worker_role'))
+  order by u.umuser = 0 limit 1) m on true
+cross join lateral (
+  select array_agg(v.text order by p.i, v.n) as texts
+  from (
+    select row_number() over () as i, x.pair
+    from (
+      select array['o_' || split_part(o.option, '=', 1), substr(o.option, strpos(o.option, '=') + 1)] as pair
+      from unnest(d.options) o (option)
+      union all
+      select array['m_' || split_part(o.option, '=', 1), ''] from unnest(m.options) o (option)
+      union all
+      select array['m_hidden', ''] where m.role is not null and m.options is null -- only superusers and owners see them
+      union all -- how many others are of the kind of the settings, and which options they have
+      select array[n.name, count(*)::text]
+      from pg_foreign_server o join pg_foreign_data_wrapper w on w.oid = o.srvfdw
+      cross join lateral (select 'others' as name
+                          union all select 'others_' || split_part(y, '=', 1) from unnest(o.srvoptions) y) n
+      where d.server is null and f.destination = 'default' and o.srvname <> 'default'
+        and w.fdwname = (outbox_internal.kinds())[1]
+      group by n.name) x) p
+  cross join lateral unnest(p.pair) with ordinality v (text, n)) o
+cross join lateral outbox_internal.worded(f.code, f.args || array[
+  'destination', f.destination, 'wrapper', d.wrapper, 'server', case when d.server is not null then '' end, 'role', m.role,
+  'worker_role', current_setting('outbox.worker_role'), 'database', current_database()::text, 'database_settings', (
+    select string_agg(substr(split_part(c.setting, '=', 1), 8), ',')
+    from pg_db_role_setting s join pg_database x on x.oid = s.setdatabase, unnest(s.setconfig) c (setting)
+    where x.datname = current_database() and s.setrole = 0 and c.setting like 'outbox.%')] || o.texts) w (n);
 comment on view outbox_internal.problems is
-  'What is wrong: the check that finds it, the destination if it is one, the problem, the remedy.';
+  'The findings in words: the problem, the remedy, and the commands in the remedy as a JSON array.';
 
 create view @extschema@.outbox_health as
-select c.name as "check", p.destination, p.problem is null as ok, p.problem collate "default" as problem, p.remedy
+select c.name as "check", p.destination, p.problem is null as ok, p.problem collate "default" as problem, p.remedy,
+       p.code, jsonb_object(p.args) as args, (jsonb_object(p.args) ->> 'since')::timestamptz as since, p.commands
 from unnest('{preload,enabled,standby,version,standbys,identity,partitions,sequence,role,schema,triggers,workers,destination,database,'
             'maintenance,source,capture,paused,broker,blocked,retrying,dead letters,keys,room,transactions,locks,lag}'::text[])
        with ordinality c (name, n)
 left join outbox_internal.problems p on p."check" = c.name
 order by c.n, p.destination;
 comment on view @extschema@.outbox_health is
-  'One row a check, and one row a destination where a check finds several: ok or not, the problem, the remedy.';
+  'One row a check, and one row a destination where a check finds several: ok or not, the problem, the remedy. Also as data:'
+  ' code and args of the problem, since when, and the commands of the remedy with the place and the role of each.';
 
 -- ---- sql/src/51_monitoring.sql
 
@@ -5707,7 +5482,7 @@ declare
   is_requested boolean := false;
   seen record;
   stale text := '';
-  mapping_problem text;
+  mapping_problem text[];
 begin
   destination := coalesce(destination, 'default');
   select d.*, d.destination = 'default' and d.server is null as by_settings into described
@@ -5736,7 +5511,10 @@ begin
   mapping_problem := outbox_internal.mapping_problem(described.server);
   ok := mapping_problem is null;
   detail := case
-    when not ok then format('%s: %s', mapping_problem, outbox_internal.mapping_remedy(described.destination, mapping_problem))
+    when not ok then (
+      select w.n[1] || ': ' || w.n[2]
+      from outbox_internal.worded(mapping_problem[1], mapping_problem[2:] || array[
+        'destination', described.destination, 'wrapper', described.wrapper]) w (n))
     when described.by_settings then 'none needed: user and password are in the settings'
     when exists (select from pg_user_mappings m where m.srvid = described.server and m.usename = worker_role)
       then format('there is a user mapping for %I', worker_role)
@@ -5877,7 +5655,7 @@ comment on function outbox_internal.message_rows(bigint) is
 
 create function outbox_internal.obstacles(
   messages jsonb, out destination text, out seq bigint, out rank bigint, out reason text, out why text, out remedy text,
-  out behind bigint
+  out behind bigint, out commands jsonb
 ) returns setof record language sql volatile set search_path = pg_catalog, pg_temp
 begin atomic
   with message as materialized (
@@ -5887,12 +5665,12 @@ begin atomic
          m (destination text, partition_key text, seq bigint, key text, status text, alone boolean)
     where not pg_is_in_recovery()
   ), problem as materialized (
-    select h."check", h.destination, h.problem, h.remedy, row_number() over () as n
+    select h."check", h.destination, h.problem, h.remedy, h.commands, row_number() over () as n
     from outbox_internal.problems h
     where h."check" in ('preload', 'enabled', 'identity', 'role', 'triggers', 'workers', 'database', 'source', 'standbys',
                         'partitions', 'broker', 'blocked', 'destination', 'paused', 'lag')
   ), hindrance as materialized ( -- the problems of each message
-    select m.destination, m.seq, p."check", p.destination as of_destination, p.problem, p.remedy, p.n
+    select m.destination, m.seq, p."check", p.destination as of_destination, p.problem, p.remedy, p.commands, p.n
     from message m join problem p
       on p.destination = m.destination
         or p.destination is null and p."check" not in ('standbys', 'partitions')
@@ -5921,26 +5699,19 @@ begin atomic
     left join outbox_internal.blocked_lanes() b on b.destination = l.destination and b.partition = l.partition
     left join @extschema@.outbox_partitions p on p.partition = l.partition
   ), transaction as materialized (
-    select t.pid, t.xid, g.gid, t.age, t.low
+    select t.pid, t.xid, g.gid, t.age, t.low, t.prepared
     from outbox_internal.open_transactions t left join pg_prepared_xacts g on g.transaction = t.xid and t.prepared
     where t.age > interval '1 second' order by t.age desc limit 100
   ), obstacle as materialized (
-    select m.destination, m.seq, 1 as rank, 'in flight' as reason,
-           'A worker holds it: it is being sent, or it is parked for an open transaction with its key.' as why,
-           null as remedy, null::bigint as behind
+    select m.destination, m.seq, 1 as rank, 'in flight' as reason, 'message_in_flight' as code, '{}'::text[] as args,
+           null::bigint as behind
     from message m
     where m.status = 'in flight'
       and not exists (select from place p where p.destination = m.destination and p.reason = 'standby')
     union all
-    select m.destination, m.seq, 2, concat_ws(' ', 'behind', nullif(b.status, 'ready')),
-           format('It waits behind message %s of its %s%s', b.seq, case when b.whole then 'partition' else 'key' end,
-                  case b.status when 'dead' then ', which is dead: ' || b.error
-                    when 'retrying' then format(', which failed and is retried at %s: %s',
-                                                date_trunc('seconds', b.due_at), b.error)
-                    else '.' end),
-           case b.status when 'dead' then format('select outbox_retry(%s, %L), or outbox_discard(%1$s, %2$L)', b.seq,
-                                                 m.destination)
-             when 'retrying' then format('select outbox_retry(%s, %L)', b.seq, m.destination) end,
+    select m.destination, m.seq, 2, concat_ws(' ', 'behind', nullif(b.status, 'ready')), 'message_behind_' || b.status,
+           array['behind', b.seq::text, 'unit', case when b.whole then 'partition' else 'key' end,
+                 'due', date_trunc('seconds', b.due_at)::text, 'error', b.error],
            b.seq
     from message m join lane l on l.destination = m.destination and l.partition = m.partition
     cross join lateral (
@@ -5970,59 +5741,53 @@ begin atomic
        order by o.seq limit 1)
       limit 1) b
     union all
-    select m.destination, m.seq, 3, 'standby', format('Destination %s %s.', m.destination, p.detail),
-           (select x.remedy from problem x where x."check" = 'standbys'), null
+    select m.destination, m.seq, 3, 'standby', 'message_awaits_standbys', array['awaited', p.detail], null
     from message m join place p on p.destination = m.destination and p.reason = 'standby'
-    union all
-    select h.destination, h.seq, 100 + h.n, h."check",
-           format(case h."check" when 'paused' then 'Destination %1$s is %2$s.' else '%2$s.' end, h.destination,
-                  h.problem), h.remedy, null
-    from hindrance h
     union all -- what no check reports
     select m.destination, m.seq, 200, p.state,
-           case p.state when 'missing' then format('Destination %s no longer exists.', m.destination)
-             when 'not served' then format('No worker serves destination %s yet.', m.destination)
-             when 'paused' then format('Destination %s was resumed; delivery continues within about a second.',
-                                       m.destination)
-             else format('Destination %s is %s.', m.destination, concat_ws(': ', p.state, p.reason, p.detail)) end,
-           case p.state when 'missing' then 'create it with CREATE SERVER, or discard the message'
-             when 'unconfigured' then format('select * from outbox_check(%L)', m.destination) end, null
+           case p.state when 'missing' then 'message_without_destination' when 'not served' then 'message_not_served'
+                        when 'paused' then 'message_after_pause' else 'message_at_destination' end,
+           array['state', concat_ws(': ', p.state, p.reason, p.detail), 'unconfigured', case p.state when 'unconfigured' then '' end],
+           null
     from message m join place p on p.destination = m.destination
     where p.state <> 'connected'
       and not exists (select from hindrance h
                       where h.destination = m.destination and h.seq = m.seq
                         and (h.of_destination is not null or p.state in ('not served', 'paused', 'not adopted')))
     union all
-    select m.destination, m.seq, 300, 'no owner', format('No worker owns partition %s at the moment.', l.label), null, null
+    select m.destination, m.seq, 300, 'no owner', 'message_without_owner', array['label', l.label], null
     from message m join lane l on l.destination = m.destination and l.partition = m.partition and l.is_free
     where not exists (select from hindrance h where h.destination = m.destination and h.seq = m.seq)
     union all
     select m.destination, m.seq, 400, 'transaction',
-           format(case when t.pid is null then 'A prepared transaction that has enqueued has been open for %s (xid %s)%s'
-                       else 'A transaction that has enqueued has been open for %s (pid %s)%s' end,
-                  date_trunc('seconds', t.age), coalesce(t.pid::text, t.xid::text),
-                  '; if it has enqueued with the key of this message, the message waits for it.'),
-           case when t.pid is not null then format('end it, or select pg_terminate_backend(%s)', t.pid)
-             when t.gid is not null then format('COMMIT PREPARED %1$L, or ROLLBACK PREPARED %1$L', t.gid)
-             else 'COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts' end, null
+           case when t.prepared then 'message_behind_prepared' else 'message_behind_transaction' end,
+           array['age', date_trunc('seconds', t.age)::text, 'pid', t.pid::text, 'xid', t.xid::text, 'gid', t.gid], null
     from message m join lane l on l.destination = m.destination and l.partition = m.partition
     cross join lateral (select x.* from transaction x where x.low <= m.seq order by x.age desc limit 1) t
     where (m.key is not null or l.is_ordered) and m.status <> 'scheduled'
+  ), found as materialized (
+    select s.destination, s.seq, 0 as rank, 'standby server' as reason, 'message_on_standby' as code, '{}'::text[] as args,
+           null::bigint as behind
+    from jsonb_to_recordset(messages) s (destination text, seq bigint) where pg_is_in_recovery()
+    union all
+    select o.* from obstacle o
+    union all
+    select m.destination, m.seq, 500, case when m.seq <= l.first then 'next' else 'earlier' end,
+           case when m.seq <= l.first then 'message_next' else 'message_after_earlier' end,
+           array['label', l.label, 'first', l.first::text, 'max_rate', nullif(l.max_rate, 0)::text], null
+    from message m join lane l on l.destination = m.destination and l.partition = m.partition
+    where m.status not in ('scheduled', 'retrying')
+      and not exists (select from obstacle o where o.destination = m.destination and o.seq = m.seq)
+      and not exists (select from hindrance h where h.destination = m.destination and h.seq = m.seq)
   )
-  select s.destination, s.seq, 0, 'standby server', 'This server is a standby: only the workers of its primary deliver.',
-         null::text, null::bigint
-  from jsonb_to_recordset(messages) s (destination text, seq bigint) where pg_is_in_recovery()
+  select f.destination, f.seq, f.rank::bigint, f.reason, w.n[1], w.n[2], f.behind, w.n[3]::jsonb
+  from found f
+  cross join lateral outbox_internal.worded(f.code, f.args || array['destination', f.destination, 'seq', f.seq::text]) w (n)
   union all
-  select o.* from obstacle o
-  union all
-  select m.destination, m.seq, 500, case when m.seq <= l.first then 'next' else 'earlier' end,
-         case when m.seq <= l.first then 'Nothing blocks it: it is the next message of its partition.'
-              else format('Nothing blocks it: earlier messages of %s go first%s%s.', l.label, ', from ' || l.first || ' on',
-                          case when l.max_rate > 0
-                               then format(', at most %s a second to %s', l.max_rate, l.destination) end) end, null, null
-  from message m join lane l on l.destination = m.destination and l.partition = m.partition
-  where m.status not in ('scheduled', 'retrying')
-    and not exists (select from obstacle o where o.destination = m.destination and o.seq = m.seq);
+  select h.destination, h.seq, 100 + h.n, h."check",
+         format(case h."check" when 'paused' then 'Destination %1$s is %2$s.' else '%2$s.' end, h.destination, h.problem),
+         h.remedy, null, h.commands
+  from hindrance h;
 end;
 comment on function outbox_internal.obstacles(jsonb) is
   'Why each of these messages is not delivered, the lowest rank first. A message is an object with destination,'
@@ -6030,7 +5795,8 @@ comment on function outbox_internal.obstacles(jsonb) is
   ' shows the first reason of each message.';
 
 create function @extschema@.outbox_why(
-  seq bigint, inout destination text default null, out reason text, out why text, out remedy text, out behind bigint
+  seq bigint, inout destination text default null, out reason text, out why text, out remedy text, out behind bigint,
+  out commands jsonb
 ) returns setof record language sql volatile parallel unsafe set search_path = pg_catalog, pg_temp
 begin atomic
   with message as materialized (
@@ -6038,31 +5804,28 @@ begin atomic
     cross join outbox_internal.message_rows($1) m
     where m.status not in ('published', 'discarded') and (m.destination = $2 or $2 is null)
   ), own as (
-    select m.destination, 0::bigint as rank, m.status as reason,
-           case m.status
-             when 'dead' then format('It was given up%s: %s', case when m.blocks then ', and later messages of its key wait for it' end,
-                                     m.last_error)
-             when 'scheduled' then format('It is scheduled for %s.', date_trunc('seconds', m.available_at))
-             else format('Its last attempt failed, and the next one is due at %s: %s%s',
-                         date_trunc('seconds', m.available_at), m.last_error,
-                         case when m.error_code = 'unroutable' then '; bind a queue for it first' end) end as why,
-           format(case m.status when 'dead' then 'select outbox_retry(%s, %L), or outbox_discard(%1$s, %2$L)'
-                                else 'select outbox_retry(%s, %L)' end, m.seq, m.destination) as remedy,
-           null::bigint as behind
-    from message m where m.status in ('dead', 'scheduled', 'retrying')
+    select m.destination, 0::bigint as rank, m.status as reason, w.n[1] as why, w.n[2] as remedy, null::bigint as behind,
+           w.n[3]::jsonb as commands
+    from message m
+    cross join lateral outbox_internal.worded('message_' || m.status, array[
+      'seq', m.seq::text, 'destination', m.destination, 'error', m.last_error,
+      'at', date_trunc('seconds', m.available_at)::text, 'blocks', case when m.blocks then '' end,
+      m.error_code, '']) w (n)
+    where m.status in ('dead', 'scheduled', 'retrying')
   )
-  select x.destination, x.reason, x.why, x.remedy, x.behind
+  select x.destination, x.reason, x.why, x.remedy, x.behind, x.commands
   from (
     select o.* from own o where not (o.reason <> 'dead' and pg_is_in_recovery())
     union all
-    select o.destination, o.rank, o.reason, o.why, o.remedy, o.behind
+    select o.destination, o.rank, o.reason, o.why, o.remedy, o.behind, o.commands
     from (select jsonb_agg(to_jsonb(m) || '{"alone": true}') as messages from message m where m.status <> 'dead') a
     cross join lateral outbox_internal.obstacles(a.messages) o) x
   order by x.destination, x.rank;
 end;
 comment on function @extschema@.outbox_why(bigint, text) is
   'Why a message is not delivered, at one destination or at all: one row a reason, the most specific first, in a word'
-  ' and in a sentence, with its remedy, and the message that it waits behind. No row = it has ended, or there is none.';
+  ' and in a sentence, with its remedy and the commands in it, and the message that it waits behind. No row = it has ended,'
+  ' or there is none.';
 
 -- ---- sql/src/54_request.sql
 
@@ -7010,7 +6773,7 @@ grant select on
   @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_passes,
   outbox_internal.blockers, outbox_internal.first_pending, outbox_internal.first_shown,
   outbox_internal.dead_counts, outbox_internal.event_times, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.connections,
-  outbox_internal.problems, outbox_internal.definer_functions, outbox_internal.installed_functions
+  outbox_internal.findings, outbox_internal.problems, outbox_internal.definer_functions, outbox_internal.installed_functions
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded, @extschema@.outbox_open_transactions, @extschema@.outbox_not_adopted,
@@ -7021,7 +6784,7 @@ grant execute on function
 grant execute on function
   outbox_internal.shared_memory, outbox_internal.not_adopted, outbox_internal.source_problem,
   outbox_internal.history_partitions, outbox_internal.system_identifier, outbox_internal.schema_problem,
-  outbox_internal.setting_command, outbox_internal.mapping_problem, outbox_internal.mapping_remedy,
+  outbox_internal.worded, outbox_internal.kinds, outbox_internal.mapping_problem,
   outbox_internal.server_workers, outbox_internal.has_ended, outbox_internal.leases_last,
   outbox_internal.claims_last, outbox_internal.destinations, outbox_internal.blocked_lanes, outbox_internal.request_recheck,
   outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.message_rows, outbox_internal.obstacles,
@@ -7094,8 +6857,11 @@ do $schema$
 declare
   risk record;
 begin
-  for risk in select p.problem, p.remedy from outbox_internal.schema_problem() p loop
-    if risk.remedy like 'drop %' then
+  for risk in
+    select p.code, w.n[1] as problem, w.n[2] as remedy
+    from outbox_internal.schema_problem() p cross join lateral outbox_internal.worded(p.code, p.args) w (n)
+  loop
+    if risk.code = 'function_foreign' then
       raise exception '%', risk.problem using errcode = 'duplicate_object', hint = risk.remedy || ';';
     end if;
     raise warning '%', risk.problem

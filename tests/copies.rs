@@ -463,9 +463,8 @@ fn a_source_whose_row_is_lost_can_be_reset() {
     assert_eq!(error.code().code(), "55000", "{error:?}");
     let (_, problem) = health(&cluster, "source");
     assert_eq!(problem, "outbox_source has lost its row");
-    let remedy: String = cluster.query_one(DB, r#"select remedy from outbox_health where "check" = 'source'"#);
-    let command = outbox_core::remedy::command(&remedy).expect("a command");
-    assert!(cluster.query_one::<bool>(DB, command));
+    let remedy = Remedy::wait(&cluster, r#""check" = 'source'"#);
+    assert!(cluster.query_one::<bool>(DB, remedy.command()));
     assert_eq!(health(&cluster, "source"), (true, String::new()));
     assert_eq!(cluster.publish("again"), 1);
     assert!(!cluster.query_one::<bool>(DB, "select outbox_source_reset()"));

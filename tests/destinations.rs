@@ -10,8 +10,8 @@ use support::oracle::{Arrived, judge, last_arrivals_out_of_order};
 use support::stops::stop_in_time;
 use support::{Broker, Cluster, Consumer, Delivery, Mode, Proxy, fresh_names};
 use support::{
-    DB, Event, Session, Stage, all_of, dead_port, exchange_and_queue, health, labels, outbox_cluster_with, refused,
-    type_sql, unconnected_cluster, wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_paused,
+    DB, Event, Remedy, Session, Stage, all_of, dead_port, exchange_and_queue, health, labels, outbox_cluster_with,
+    refused, type_sql, unconnected_cluster, wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_paused,
     wait_published, wait_stats, wait_true,
 };
 
@@ -476,14 +476,11 @@ fn no_broker_is_tried_with_an_empty_user_mapping_until_it_is_filled() {
         "select exists (select from outbox_destination_status where destination = 'audit' and state = 'unconfigured')",
     );
     assert_eq!(broker.queue_len(&queue), 0);
-    let remedy: String = cluster.query_one(
-        DB,
-        "select remedy from outbox_health where destination = 'audit' and not ok",
-    );
-    let command = outbox_core::remedy::command(&remedy).expect("a command");
-    let filled = command
-        .replace("user '...'", "user 'courier'")
-        .replace("password '...'", "password 'correct-horse'");
+    let remedy = Remedy::wait(&cluster, "destination = 'audit'");
+    let filled = remedy
+        .command()
+        .replace(":'user'", "'courier'")
+        .replace(":'password'", "'correct-horse'");
     type_sql(&cluster, &filled);
     wait_published(&cluster, 1);
     assert_eq!(labels(&all_of(&broker, &queue)), ["one"]);

@@ -143,12 +143,8 @@ fn a_user_without_permission_on_the_exchange_gets_the_command_that_grants_it() {
         problem.contains("permission") && !problem.contains("password"),
         "{problem}"
     );
-    let remedy: String = cluster.query_one(DB, "select remedy from outbox_health where \"check\" = 'broker'");
-    let (_, command) = remedy.split_once("): rabbitmqctl ").expect("a command");
-    let (command, _) = command.split_once(" with the old ones").expect("its end");
-    let named = ["CONFIGURE", "WRITE", "READ"].iter().zip(others);
-    let filled = named.fold(command.replace('\'', ""), |text, (word, old)| text.replace(word, old));
-    broker.ctl(&filled.split(' ').collect::<Vec<_>>());
+    let remedy = support::Remedy::wait(&cluster, "\"check\" = 'broker'");
+    broker.shell(remedy.command());
     support::wait_healthy(&cluster, "broker");
     let after = broker.ctl(&["list_user_permissions", "relay"]);
     assert!(others.iter().all(|pattern| after.contains(pattern)), "{after}");

@@ -6,8 +6,8 @@ use postgres::error::SqlState;
 use std::sync::{Arc, Mutex};
 use support::courier::{Outside, without_workers};
 use support::{
-    Broker, Cluster, DB, LONG, Receiver, Reply, Session, exchange_and_queue, refused, type_sql, unconnected_cluster,
-    wait_true, wait_until,
+    Broker, Cluster, DB, LONG, Receiver, Remedy, Reply, Session, exchange_and_queue, refused, type_sql,
+    unconnected_cluster, wait_true, wait_until,
 };
 
 /// A server with roles that may create destinations, and what each of them receives.
@@ -16,8 +16,8 @@ struct Site {
     receivers: Vec<(&'static str, Receiver)>,
 }
 
-fn command(remedy: &str) -> &str {
-    outbox_core::remedy::command(remedy).unwrap_or_else(|| panic!("no command: {remedy}"))
+fn command(remedy: &Remedy) -> &str {
+    remedy.command()
 }
 
 const ROLES: [&str; 4] = ["alice", "bob", "carol", "mallory"];
@@ -88,16 +88,17 @@ impl Site {
     }
 
     /// No worker delivers to the destination, and health names the command that ends this.
-    fn waits(&self, after: &str) -> String {
+    fn waits(&self, after: &str) -> Remedy {
         self.refresh();
         let state =
             "select exists (select from outbox_connections where destination = 'orders' and state = 'not adopted')";
         wait_true(&self.cluster, &format!("a worker to notice: {after}"), state);
         self.publish();
         self.refresh();
-        let remedy =
-            "select remedy from outbox_health where destination = 'orders' and problem like 'its server belongs to %'";
-        self.cluster.query_one(DB, remedy)
+        Remedy::wait(
+            &self.cluster,
+            "destination = 'orders' and problem like 'its server belongs to %'",
+        )
     }
 
     fn got(&self, role: &str) -> usize {
@@ -141,7 +142,7 @@ fn a_server_that_another_role_creates_gets_nothing_until_it_is_adopted_and_then_
     );
     let why =
         "select remedy from outbox_why((select min(seq) from outbox where destination = 'orders'), 'orders') limit 1";
-    assert_eq!(cluster.query_one::<String>(DB, why), remedy);
+    assert_eq!(cluster.query_one::<String>(DB, why), remedy.to_string());
     let check = "select detail from outbox_check('orders') where step = 'delivery' and not ok";
     assert!(
         cluster

@@ -7,7 +7,6 @@
 
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
@@ -16,18 +15,18 @@ use support::wait::pass_time_until;
 use support::*;
 
 /// The first command of a remedy.
-fn command(remedy: &str) -> &str {
-    outbox_core::remedy::command(remedy).unwrap_or_else(|| panic!("no command: {remedy}"))
+fn command(remedy: &Remedy) -> &str {
+    remedy.command()
 }
 
 /// Waits until the check fails for the destination with these words in its problem, and returns the remedy.
-fn remedy(cluster: &Cluster, check: &str, destination: Option<&str>, words: &str) -> String {
-    let sql = r#"select remedy from outbox_health
-                 where not ok and "check" = $1 and destination is not distinct from $2 and strpos(problem, $3) > 0"#;
-    wait_for(&format!("{check}: {words}"), LONG, || {
-        let rows = cluster.connect(DB).query(sql, &[&check, &destination, &words]);
-        Some(rows.expect("outbox_health").first()?.get(0))
-    })
+fn remedy(cluster: &Cluster, check: &str, destination: Option<&str>, words: &str) -> Remedy {
+    let destination = destination.map_or("is null".to_owned(), |name| format!("= '{name}'"));
+    let words = words.replace('\'', "''");
+    Remedy::wait(
+        cluster,
+        &format!(r#""check" = '{check}' and destination {destination} and strpos(problem, '{words}') > 0"#),
+    )
 }
 
 /// A server with the destinations `default` and `audit`, each with an exchange and a queue of the same name.
@@ -105,7 +104,7 @@ impl Site {
             .exec(DB, "update outbox set enqueued_at = now() - interval '1 hour'");
     }
 
-    fn broker_remedy(&self, destination: &str, words: &str) -> String {
+    fn broker_remedy(&self, destination: &str, words: &str) -> Remedy {
         remedy(&self.cluster, "broker", Some(destination), words)
     }
 
@@ -120,16 +119,14 @@ impl Site {
 /// The command with a client certificate and its key filled in.
 fn with_certificate(command: &str, client: &Certificate) -> String {
     command
-        .replace("tls_cert '...'", &format!("tls_cert '{}'", client.cert_pem))
-        .replace("tls_key '...'", &format!("tls_key '{}'", client.key_pem))
+        .replace(":'tls_cert'", &format!("'{}'", client.cert_pem))
+        .replace(":'tls_key'", &format!("'{}'", client.key_pem))
 }
 
 /// A site with a broker that is disturbed. The exchanges are `events` and `audit`.
 struct Private {
     site: Site,
     broker: PrivateBroker,
-    /// rabbitmqctl of the broker.
-    ctl: PathBuf,
     password: PathBuf,
     url: String,
 }
@@ -156,7 +153,6 @@ impl Private {
         cluster.set_conf("outbox.password_file", &password.to_string_lossy());
         let private = Self {
             site: Site::new(&broker, cluster, ["events", "audit"].map(str::to_owned)),
-            ctl: broker.ctl_script(),
             broker,
             password,
             url,
@@ -167,14 +163,6 @@ impl Private {
 
     fn disconnect(&self) {
         self.broker.ctl(&["close_all_connections", "a test"]);
-    }
-
-    /// Types a command at a shell on the host of the broker, and returns what it printed.
-    fn shell(&self, command: &str) -> String {
-        let typed = command.replace("rabbitmqctl", &self.ctl.to_string_lossy());
-        let output = Command::new("sh").args(["-c", &typed]).output().expect("sh");
-        assert!(output.status.success(), "{command}: {output:?}");
-        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// Another exchange of the same name. A worker checks an exchange when it connects.
@@ -222,8 +210,8 @@ fn a_password_is_corrected_where_the_destination_has_it() {
         site.waits("audit");
         let text = site.broker_remedy("audit", "refuses the user or password");
         let filled = command(&text)
-            .replace("user '...'", "user 'relay'")
-            .replace("'...'", "'right'");
+            .replace(":'user'", "'relay'")
+            .replace(":'password'", "'right'");
         type_sql(&site.cluster, &filled);
         site.works(fault);
         site.cluster.exec(DB, undo);
@@ -235,19 +223,15 @@ fn a_password_is_corrected_where_the_destination_has_it() {
 fn a_refusal_of_the_broker_ends_with_its_command() {
     let site = Private::new();
     site.broker
-        .ctl(&["set_permissions", "relay", "^audit$", "^(audit|more)$", "^$"]);
+        .ctl(&["set_permissions", "relay", "^audit$", "^(audit|more)$", ""]);
     site.disconnect(); // a channel remembers a permission
     site.waits("default");
     let text = site.broker_remedy("default", "lacks a permission");
-    let old = [("CONFIGURE", "^audit$"), ("WRITE", "^(audit|more)$"), ("READ", "^$")];
-    site.shell(
-        &old.iter()
-            .fold(command(&text).to_owned(), |text, (word, old)| text.replace(word, old)),
-    );
+    site.broker.shell(command(&text));
     site.works("a permission");
     let now = site.broker.ctl(&["list_user_permissions", "relay"]);
     assert!(
-        now.contains("^audit$|^events$") && now.contains("^(audit|more)$|^events$"),
+        now.contains("^audit$|^(audit|events)$\t^(audit|more)$|^(audit|events)$\t^$"),
         "{now}"
     );
 
@@ -261,20 +245,21 @@ fn a_refusal_of_the_broker_ends_with_its_command() {
         site.disconnect();
         site.waits("default");
         let text = site.broker_remedy("default", "takes no more connections");
-        site.shell(command(&text));
+        site.broker.shell(command(&text));
         site.works(set);
     }
 
     site.cluster.set_conf("outbox.url", &format!("{}/new", site.url));
-    site.shell(command(&site.broker_remedy("default", "not found")));
-    site.shell(command(&site.broker_remedy("default", "access to vhost")));
+    site.broker.shell(command(&site.broker_remedy("default", "not found")));
+    site.broker
+        .shell(command(&site.broker_remedy("default", "access to vhost")));
     site.broker_remedy("default", "no exchange");
     // The patterns for one exchange do not hold for the other.
     // RabbitMQ 4.3 checks the permission before it looks for the exchange.
     let text = site.broker_remedy("audit", "exchange 'audit' in vhost 'new'");
     assert!(
         text.contains("ALTER SERVER audit OPTIONS (ADD exchange_type 'topic')")
-            || text.contains("rabbitmqctl set_permissions -p new relay 'CONFIGURE|^audit$'"),
+            || text.contains("rabbitmqctl set_permissions -p new relay \"$(old 2)|\"'^(audit|events)$'"),
         "{text}"
     );
     site.cluster.set_conf("outbox.url", &site.url);
@@ -287,8 +272,7 @@ fn a_refusal_of_the_broker_ends_with_its_command() {
     wait_drained(&site.cluster);
     site.waits("audit");
     let text = site.broker_remedy("audit", "refuses the messages");
-    let (_, list) = text.split_once("see which queue is full: ").expect("a command");
-    site.shell(list.split_once(';').expect("its end").0);
+    site.broker.shell(command(&text));
     assert_eq!(labels(&all_of(&site.broker, "audit")), ["fills"]);
     wait_drained(&site.cluster);
     assert_eq!(labels(&all_of(&site.broker, "audit")), ["audit waits"]);
@@ -381,7 +365,7 @@ fn a_setting_is_changed_where_it_is_set() {
         alter(level, "outbox.url", "");
         ["default", "audit"].iter().for_each(|to| site.waits(to));
         let text = remedy(cluster, "destination", Some("default"), "outbox.url");
-        type_sql(cluster, &command(&text).replace("amqp://localhost", &site.url));
+        type_sql(cluster, &text.filled(&site.url));
         site.works(&format!("outbox.url by {level}"));
 
         alter(level, "outbox.max_pending", "2");
@@ -439,7 +423,7 @@ fn messages_that_wait_for_a_dropped_server_are_sent_or_discarded() {
         site.waits("audit");
         cluster.exec(DB, "drop server audit; select outbox_resume('audit')");
         let text = remedy(cluster, "destination", Some("audit"), "does not exist");
-        let (_, discard) = text.split_once("discard them: ").expect("a command");
+        let discard = &text.commands[1];
         let create = command(&text).to_owned();
         if discards {
             cluster.exec(DB, discard);
@@ -549,8 +533,7 @@ fn a_process_that_locks_leases_and_a_prepared_transaction_end_by_their_commands(
     let mut holder = cluster.connect(DB);
     holder.run("begin; select from outbox_partitions for update");
     let text = remedy(&cluster, "locks", None, "has had rows of outbox_partitions locked");
-    let (_, end) = text.split_once("else ").expect("a second command");
-    type_sql(&cluster, end);
+    type_sql(&cluster, &text.commands[1]);
     wait_healthy(&cluster, "locks");
 }
 
@@ -564,7 +547,7 @@ fn a_fault_of_the_broker_itself_ends_as_the_remedy_says() {
         site.broker.ctl(&alarm);
         ["default", "audit"].iter().for_each(|to| site.waits(to));
         let text = remedy(&site.cluster, "blocked", Some("audit"), words);
-        site.shell(command(&text));
+        site.broker.shell(command(&text));
         site.works(words);
     }
 
@@ -578,7 +561,7 @@ fn a_fault_of_the_broker_itself_ends_as_the_remedy_says() {
         .exec(DB, "alter server audit options (drop confirm_timeout)");
     let same = site.broker_remedy("audit", "no confirm within 1s");
     assert_eq!(command(&same), command(&text));
-    let listed = site.shell(command(&text));
+    let listed = site.broker.shell(command(&text));
     assert!(listed.lines().any(|line| line == "audit"), "{listed}");
     site.broker.confirm_again("audit");
     site.works("a queue that did not confirm");
@@ -610,7 +593,7 @@ fn a_fault_of_the_broker_itself_ends_as_the_remedy_says() {
         site.waits(place);
         let text = site.broker_remedy(place, "cannot be reached");
         assert!(text.starts_with("start the broker, or "), "{text}");
-        type_sql(&site.cluster, &command(&text).replace("...", &site.url));
+        type_sql(&site.cluster, &text.filled(&site.url));
         site.works(&fault);
     }
 }
@@ -646,7 +629,7 @@ fn tls_works_when_the_certificates_are_given_as_the_remedy_says() {
         &command(&first).replace("/etc/postgresql/outbox-ca.pem", &ca),
     );
     let text = site.broker_remedy("audit", "is for 127.0.0.1, not for localhost");
-    type_sql(&site.cluster, &command(&text).replace("...", &url));
+    type_sql(&site.cluster, &text.filled(&url));
     site.obeys("broker", Some("audit"), "client certificate", |command| {
         command
             .replace("/etc/postgresql/outbox.pem", &cert)
@@ -661,7 +644,7 @@ fn tls_works_when_the_certificates_are_given_as_the_remedy_says() {
     site.disconnect();
     ["default", "audit"].iter().for_each(|to| site.waits(to));
     site.obeys("destination", Some("audit"), "tls_ca_file", |command| {
-        command.replace("...", &ca)
+        filled(command, &ca)
     });
 
     // In the options of a server and of its user mapping.
@@ -670,7 +653,7 @@ fn tls_works_when_the_certificates_are_given_as_the_remedy_says() {
         .exec(DB, &format!("alter server audit options (add tls_ca '{other}')"));
     site.waits("audit");
     site.obeys("broker", Some("audit"), "a CA that is not trusted", |command| {
-        command.replace("...", &authority.cert_pem)
+        filled(command, &authority.cert_pem)
     });
     site.cluster
         .exec(DB, &format!("alter server audit options (add url '{url}')"));
@@ -684,7 +667,7 @@ fn tls_works_when_the_certificates_are_given_as_the_remedy_says() {
         type_sql(&site.cluster, &with_certificate(command(&text), &client));
         if mapping.is_empty() {
             let text = site.broker_remedy("audit", "refuses the user or password");
-            type_sql(&site.cluster, &command(&text).replace("...", "right"));
+            type_sql(&site.cluster, &text.filled("right"));
         }
         site.works("a client certificate in a user mapping");
         site.cluster
@@ -736,7 +719,7 @@ fn a_receiver_gets_its_messages_when_the_remedy_is_done() {
         site.works(name);
         assert_eq!(receiver.labels().pop(), Some(format!("{name} waits")));
     };
-    let types = |command: &str, value: &str| type_sql(&site.cluster, &command.replace("...", value));
+    let types = |command: &str, value: &str| type_sql(&site.cluster, &filled(command, value));
     let at = |path: &str| format!("url '{}'", plain.url(path));
     let is_well = |name: &str| {
         mood.status.store(0, Ordering::Release);
@@ -938,7 +921,7 @@ fn one_remedy_gives_all_that_belongs_to_another_role_back_to_the_workers() {
         None,
         "public.outbox_settings must belong to outbox_worker",
     );
-    assert_eq!(text, "ALTER TABLE public.outbox_settings OWNER TO outbox_worker");
+    assert_eq!(&*text, "ALTER TABLE public.outbox_settings OWNER TO outbox_worker");
     cluster.exec(DB, &text);
     site.works("another owner of the settings");
 }
@@ -949,7 +932,7 @@ fn a_database_or_a_role_that_lets_no_worker_in_is_named_until_its_remedy_is_type
     let site = Site::shared(&[]);
     // Opened before the faults: one of them closes the database.
     let mut reader = site.cluster.connect(DB);
-    let sql = r#"select remedy from outbox_health where "check" = 'workers' and strpos(problem, $1) > 0"#;
+    let sql = r#"select commands -> 0 ->> 'command' from outbox_health where "check" = 'workers' and strpos(problem, $1) > 0"#;
     let database = format!("alter database {DB}");
     let mut faults = vec![
         (format!("{database} is_template true"), "it is a template"),
@@ -975,11 +958,11 @@ fn a_database_or_a_role_that_lets_no_worker_in_is_named_until_its_remedy_is_type
         site.cluster.exec(ELSEWHERE, &fault);
         let workers = "select pg_terminate_backend(pid) from pg_stat_activity where backend_type = 'outbox worker'";
         site.cluster.exec(ELSEWHERE, workers);
-        let remedy: String = wait_for(words, LONG, || {
+        let command: String = wait_for(words, LONG, || {
             let found = reader.query_opt(sql, &[&words]).expect("outbox_health");
             found.map(|row| row.get(0))
         });
-        site.cluster.exec(ELSEWHERE, command(&remedy));
+        site.cluster.exec(ELSEWHERE, &command);
         site.works(words);
     }
 }
@@ -1084,8 +1067,7 @@ fn a_trigger_or_a_rule_that_undoes_changes_of_messages_is_named_until_it_is_gone
         site.waits("default");
         let text = remedy(&site.cluster, "triggers", None, named);
         type_sql(&site.cluster, command(&text));
-        let (_, then) = text.split_once("in flight: ").expect("a second command");
-        type_sql(&site.cluster, then);
+        type_sql(&site.cluster, &text.commands[1]);
         site.works(named);
     }
     // What only looks on, or changes events, is left alone.

@@ -10,8 +10,8 @@ use support::chaos::rounds;
 use support::load::{Load, Plan};
 use support::{Broker, Cluster, Consumer, Mode, Proxy, StopMode, process, wait_for, wait_until};
 use support::{
-    DB, LONG, Session, Stage, all_of, exchange_and_queue, health, outbox_cluster_with, type_sql, unconnected_cluster,
-    wait_drained, wait_for_heartbeat, wait_for_problem, wait_healthy, wait_published, wait_true,
+    DB, LONG, Remedy, Session, Stage, all_of, exchange_and_queue, health, outbox_cluster_with, type_sql,
+    unconnected_cluster, wait_drained, wait_for_heartbeat, wait_for_problem, wait_healthy, wait_published, wait_true,
 };
 
 /// A standby of `primary` that replicates through the proxy, under this name. Waits until it has all WAL.
@@ -135,8 +135,7 @@ fn a_standby_under_another_name_is_named_and_a_pattern_with_a_number_takes_it() 
         health(&primary, "standbys").1.contains("outbox.standby_quorum is 0")
     });
     assert_nothing_is_sent(&primary, broker, &consumer);
-    let remedy: String = primary.query_one(DB, r#"select remedy from outbox_health where "check" = 'standbys'"#);
-    type_sql(&primary, outbox_core::remedy::command(&remedy).expect("a command"));
+    type_sql(&primary, Remedy::wait(&primary, r#""check" = 'standbys'"#).command());
     assert_eq!(consumer.next().label(), "held");
     wait_healthy(&primary, "standbys");
     type_sql(

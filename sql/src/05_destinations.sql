@@ -39,10 +39,10 @@ comment on view outbox_internal.wrappers is
   'The foreign data wrappers whose servers are destinations.';
 
 create function outbox_internal.mapping_problem(server oid)
-returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_mapping_problem_wrapper';
+returns text[] language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_mapping_problem_wrapper';
 comment on function outbox_internal.mapping_problem(oid) is
   'Why the workers in the server may not use the user mapping of a server: it is empty, as a dump leaves it whose role may'
-  ' not read secrets. NULL = they may, or there is none.';
+  ' not read secrets. A code, and names and values by turns; NULL = they may, or there is none.';
 
 create table @extschema@.outbox_paused (
   destination text collate "C" primary key,

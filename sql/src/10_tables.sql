@@ -51,7 +51,9 @@ create table @extschema@.outbox_connections (
     check (state in ('starting', 'paused', 'pausing', 'not adopted', 'unconfigured', 'connecting', 'connected',
                      'blocked', 'down')),
   reason      text, -- why it is down: unreachable, auth_refused ...; or connected: unconfirmed, standby, memory
-  detail      text, -- what happened; in a second line the command that ends it at the broker: see outbox_internal.connections
+  detail      text, -- what happened
+  code        text, -- what is wrong, for the words of outbox_health: the reason, or a closer cause
+  args        jsonb       not null default '{}', -- the values that its words need
   rechecked_at   timestamptz, -- when it last tried because a session requested it: see outbox_check()
   primary key (worker_id, destination)
 );

@@ -78,8 +78,7 @@ create view outbox_internal.former_servers as
 select o.destination::text as destination,
        format('CREATE SERVER %I FOREIGN DATA WRAPPER %I%s', o.destination, o.wrapper,
               (select ' OPTIONS (' || string_agg(format('%I %L', x.name, x.value), ', ' order by x.n) || ')'
-               from pg_options_to_table(o.options) with ordinality x (name, value, n))) as command,
-       format('create it again as role %I: ', o.owner) as who
+               from pg_options_to_table(o.options) with ordinality x (name, value, n))) as command, o.owner::text as owner
 from outbox_internal.destination_owners o where o.wrapper is not null;
 comment on view outbox_internal.former_servers is
   'The commands that make servers again, with the options that they had.';

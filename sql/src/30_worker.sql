@@ -86,7 +86,7 @@ comment on function outbox_internal.heartbeat(text, integer, integer) is
   'Worker protocol: the heartbeat, for ttl_s more seconds. Returns the ids of all live workers.';
 
 create function outbox_internal.report(
-  worker text, destination text, state text, reason text, detail text, rechecked_at timestamptz
+  worker text, destination text, state text, reason text, detail text, rechecked_at timestamptz, code text, args jsonb
 ) returns void language plpgsql volatile
 security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -95,19 +95,20 @@ begin
     where c.worker_id = outbox_internal.check_worker(worker) and c.destination = report.destination;
     return;
   end if;
-  insert into @extschema@.outbox_connections as c (worker_id, destination, state, reason, detail, rechecked_at)
+  insert into @extschema@.outbox_connections as c (worker_id, destination, state, reason, detail, rechecked_at, code, args)
   select w.worker_id, report.destination, report.state, left(report.reason, 100), left(report.detail, 2000),
-         report.rechecked_at
+         report.rechecked_at, left(report.code, 100),
+         case when pg_column_size(report.args) <= 10000 and jsonb_typeof(report.args) = 'object' then report.args else '{}' end
   from @extschema@.outbox_workers w
   where w.worker_id = outbox_internal.check_worker(worker)
     and outbox_internal.destination_exists(report.destination) -- it may have been dropped
   on conflict on constraint outbox_connections_pkey do update
   set since = case when c.state = excluded.state then c.since else excluded.since end,
-      state = excluded.state, reason = excluded.reason, detail = excluded.detail,
+      state = excluded.state, reason = excluded.reason, detail = excluded.detail, code = excluded.code, args = excluded.args,
       rechecked_at = coalesce(excluded.rechecked_at, c.rechecked_at);
 end
 $$;
-comment on function outbox_internal.report(text, text, text, text, text, timestamptz) is
+comment on function outbox_internal.report(text, text, text, text, text, timestamptz, text, jsonb) is
   'Worker protocol: the state of a destination at this worker (state NULL = it serves it no longer), and when it tried'
   ' if a session requested it; outbox_health shows it.';
 

@@ -3,7 +3,7 @@
 
 -- Names have the type name, so that settle finds one in the index among 1,000 servers.
 create view outbox_internal.notice_receivers as
-select n.destination, n.receiver, p.problem, p.remedy
+select n.destination, n.receiver::text as receiver, n.owner, p.code
 from (
   select s.destination, quote_ident(s.owner) as owner, s.owner_oid,
          substr(o.option, length('dead_letters_to=') + 1)::name as receiver
@@ -11,14 +11,12 @@ from (
   where s.is_adopted and starts_with(o.option, 'dead_letters_to=')) n
 left join (pg_foreign_server r join outbox_internal.wrappers v on v.oid = r.srvfdw) on r.srvname = n.receiver
 left join lateral (
-  select x.problem, x.remedy
+  select x.code
   from (values
-    (exists (select from @extschema@.outbox_source), 'events are read from a source, where a notice has no place',
-     format('ALTER SERVER %I OPTIONS (DROP dead_letters_to)', n.destination)),
-    (n.receiver <> 'default' and r.oid is null, 'it does not exist',
-     format('ALTER SERVER %I OPTIONS (DROP dead_letters_to); or create the server %I', n.destination, n.receiver)),
-    (n.receiver <> 'default' and not has_server_privilege(n.owner_oid, r.oid, 'usage'), n.owner || ' has no USAGE on it',
-     format('GRANT USAGE ON FOREIGN SERVER %I TO %s', n.receiver, n.owner))) x (applies, problem, remedy)
+    (exists (select from @extschema@.outbox_source), 'notices_with_source'),
+    (n.receiver <> 'default' and r.oid is null, 'notice_receiver_missing'),
+    (n.receiver <> 'default' and not has_server_privilege(n.owner_oid, r.oid, 'usage'), 'notice_receiver_refused')
+  ) x (applies, code)
   where x.applies limit 1) p on true;
 comment on view outbox_internal.notice_receivers is
   'Destinations with the option dead_letters_to: where the notices of their dead letters go, and why none does (NULL ='
@@ -33,7 +31,7 @@ declare
 begin
   begin
     select array_agg(r.destination), array_agg(r.receiver) into told, receivers
-    from outbox_internal.notice_receivers r where r.destination = any (destinations::name[]) and r.problem is null;
+    from outbox_internal.notice_receivers r where r.destination = any (destinations::name[]) and r.code is null;
     if told is null then
       return;
     end if;

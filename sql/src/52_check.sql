@@ -23,7 +23,7 @@ declare
   is_requested boolean := false;
   seen record;
   stale text := '';
-  mapping_problem text;
+  mapping_problem text[];
 begin
   destination := coalesce(destination, 'default');
   select d.*, d.destination = 'default' and d.server is null as by_settings into described
@@ -52,7 +52,10 @@ begin
   mapping_problem := outbox_internal.mapping_problem(described.server);
   ok := mapping_problem is null;
   detail := case
-    when not ok then format('%s: %s', mapping_problem, outbox_internal.mapping_remedy(described.destination, mapping_problem))
+    when not ok then (
+      select w.n[1] || ': ' || w.n[2]
+      from outbox_internal.worded(mapping_problem[1], mapping_problem[2:] || array[
+        'destination', described.destination, 'wrapper', described.wrapper]) w (n))
     when described.by_settings then 'none needed: user and password are in the settings'
     when exists (select from pg_user_mappings m where m.srvid = described.server and m.usename = worker_role)
       then format('there is a user mapping for %I', worker_role)

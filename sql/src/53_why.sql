@@ -49,7 +49,7 @@ comment on function outbox_internal.message_rows(bigint) is
 
 create function outbox_internal.obstacles(
   messages jsonb, out destination text, out seq bigint, out rank bigint, out reason text, out why text, out remedy text,
-  out behind bigint
+  out behind bigint, out commands jsonb
 ) returns setof record language sql volatile set search_path = pg_catalog, pg_temp
 begin atomic
   with message as materialized (
@@ -59,12 +59,12 @@ begin atomic
          m (destination text, partition_key text, seq bigint, key text, status text, alone boolean)
     where not pg_is_in_recovery()
   ), problem as materialized (
-    select h."check", h.destination, h.problem, h.remedy, row_number() over () as n
+    select h."check", h.destination, h.problem, h.remedy, h.commands, row_number() over () as n
     from outbox_internal.problems h
     where h."check" in ('preload', 'enabled', 'identity', 'role', 'triggers', 'workers', 'database', 'source', 'standbys',
                         'partitions', 'broker', 'blocked', 'destination', 'paused', 'lag')
   ), hindrance as materialized ( -- the problems of each message
-    select m.destination, m.seq, p."check", p.destination as of_destination, p.problem, p.remedy, p.n
+    select m.destination, m.seq, p."check", p.destination as of_destination, p.problem, p.remedy, p.commands, p.n
     from message m join problem p
       on p.destination = m.destination
         or p.destination is null and p."check" not in ('standbys', 'partitions')
@@ -93,26 +93,19 @@ begin atomic
     left join outbox_internal.blocked_lanes() b on b.destination = l.destination and b.partition = l.partition
     left join @extschema@.outbox_partitions p on p.partition = l.partition
   ), transaction as materialized (
-    select t.pid, t.xid, g.gid, t.age, t.low
+    select t.pid, t.xid, g.gid, t.age, t.low, t.prepared
     from outbox_internal.open_transactions t left join pg_prepared_xacts g on g.transaction = t.xid and t.prepared
     where t.age > interval '1 second' order by t.age desc limit 100
   ), obstacle as materialized (
-    select m.destination, m.seq, 1 as rank, 'in flight' as reason,
-           'A worker holds it: it is being sent, or it is parked for an open transaction with its key.' as why,
-           null as remedy, null::bigint as behind
+    select m.destination, m.seq, 1 as rank, 'in flight' as reason, 'message_in_flight' as code, '{}'::text[] as args,
+           null::bigint as behind
     from message m
     where m.status = 'in flight'
       and not exists (select from place p where p.destination = m.destination and p.reason = 'standby')
     union all
-    select m.destination, m.seq, 2, concat_ws(' ', 'behind', nullif(b.status, 'ready')),
-           format('It waits behind message %s of its %s%s', b.seq, case when b.whole then 'partition' else 'key' end,
-                  case b.status when 'dead' then ', which is dead: ' || b.error
-                    when 'retrying' then format(', which failed and is retried at %s: %s',
-                                                date_trunc('seconds', b.due_at), b.error)
-                    else '.' end),
-           case b.status when 'dead' then format('select outbox_retry(%s, %L), or outbox_discard(%1$s, %2$L)', b.seq,
-                                                 m.destination)
-             when 'retrying' then format('select outbox_retry(%s, %L)', b.seq, m.destination) end,
+    select m.destination, m.seq, 2, concat_ws(' ', 'behind', nullif(b.status, 'ready')), 'message_behind_' || b.status,
+           array['behind', b.seq::text, 'unit', case when b.whole then 'partition' else 'key' end,
+                 'due', date_trunc('seconds', b.due_at)::text, 'error', b.error],
            b.seq
     from message m join lane l on l.destination = m.destination and l.partition = m.partition
     cross join lateral (
@@ -142,59 +135,53 @@ begin atomic
        order by o.seq limit 1)
       limit 1) b
     union all
-    select m.destination, m.seq, 3, 'standby', format('Destination %s %s.', m.destination, p.detail),
-           (select x.remedy from problem x where x."check" = 'standbys'), null
+    select m.destination, m.seq, 3, 'standby', 'message_awaits_standbys', array['awaited', p.detail], null
     from message m join place p on p.destination = m.destination and p.reason = 'standby'
-    union all
-    select h.destination, h.seq, 100 + h.n, h."check",
-           format(case h."check" when 'paused' then 'Destination %1$s is %2$s.' else '%2$s.' end, h.destination,
-                  h.problem), h.remedy, null
-    from hindrance h
     union all -- what no check reports
     select m.destination, m.seq, 200, p.state,
-           case p.state when 'missing' then format('Destination %s no longer exists.', m.destination)
-             when 'not served' then format('No worker serves destination %s yet.', m.destination)
-             when 'paused' then format('Destination %s was resumed; delivery continues within about a second.',
-                                       m.destination)
-             else format('Destination %s is %s.', m.destination, concat_ws(': ', p.state, p.reason, p.detail)) end,
-           case p.state when 'missing' then 'create it with CREATE SERVER, or discard the message'
-             when 'unconfigured' then format('select * from outbox_check(%L)', m.destination) end, null
+           case p.state when 'missing' then 'message_without_destination' when 'not served' then 'message_not_served'
+                        when 'paused' then 'message_after_pause' else 'message_at_destination' end,
+           array['state', concat_ws(': ', p.state, p.reason, p.detail), 'unconfigured', case p.state when 'unconfigured' then '' end],
+           null
     from message m join place p on p.destination = m.destination
     where p.state <> 'connected'
       and not exists (select from hindrance h
                       where h.destination = m.destination and h.seq = m.seq
                         and (h.of_destination is not null or p.state in ('not served', 'paused', 'not adopted')))
     union all
-    select m.destination, m.seq, 300, 'no owner', format('No worker owns partition %s at the moment.', l.label), null, null
+    select m.destination, m.seq, 300, 'no owner', 'message_without_owner', array['label', l.label], null
     from message m join lane l on l.destination = m.destination and l.partition = m.partition and l.is_free
     where not exists (select from hindrance h where h.destination = m.destination and h.seq = m.seq)
     union all
     select m.destination, m.seq, 400, 'transaction',
-           format(case when t.pid is null then 'A prepared transaction that has enqueued has been open for %s (xid %s)%s'
-                       else 'A transaction that has enqueued has been open for %s (pid %s)%s' end,
-                  date_trunc('seconds', t.age), coalesce(t.pid::text, t.xid::text),
-                  '; if it has enqueued with the key of this message, the message waits for it.'),
-           case when t.pid is not null then format('end it, or select pg_terminate_backend(%s)', t.pid)
-             when t.gid is not null then format('COMMIT PREPARED %1$L, or ROLLBACK PREPARED %1$L', t.gid)
-             else 'COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts' end, null
+           case when t.prepared then 'message_behind_prepared' else 'message_behind_transaction' end,
+           array['age', date_trunc('seconds', t.age)::text, 'pid', t.pid::text, 'xid', t.xid::text, 'gid', t.gid], null
     from message m join lane l on l.destination = m.destination and l.partition = m.partition
     cross join lateral (select x.* from transaction x where x.low <= m.seq order by x.age desc limit 1) t
     where (m.key is not null or l.is_ordered) and m.status <> 'scheduled'
+  ), found as materialized (
+    select s.destination, s.seq, 0 as rank, 'standby server' as reason, 'message_on_standby' as code, '{}'::text[] as args,
+           null::bigint as behind
+    from jsonb_to_recordset(messages) s (destination text, seq bigint) where pg_is_in_recovery()
+    union all
+    select o.* from obstacle o
+    union all
+    select m.destination, m.seq, 500, case when m.seq <= l.first then 'next' else 'earlier' end,
+           case when m.seq <= l.first then 'message_next' else 'message_after_earlier' end,
+           array['label', l.label, 'first', l.first::text, 'max_rate', nullif(l.max_rate, 0)::text], null
+    from message m join lane l on l.destination = m.destination and l.partition = m.partition
+    where m.status not in ('scheduled', 'retrying')
+      and not exists (select from obstacle o where o.destination = m.destination and o.seq = m.seq)
+      and not exists (select from hindrance h where h.destination = m.destination and h.seq = m.seq)
   )
-  select s.destination, s.seq, 0, 'standby server', 'This server is a standby: only the workers of its primary deliver.',
-         null::text, null::bigint
-  from jsonb_to_recordset(messages) s (destination text, seq bigint) where pg_is_in_recovery()
+  select f.destination, f.seq, f.rank::bigint, f.reason, w.n[1], w.n[2], f.behind, w.n[3]::jsonb
+  from found f
+  cross join lateral outbox_internal.worded(f.code, f.args || array['destination', f.destination, 'seq', f.seq::text]) w (n)
   union all
-  select o.* from obstacle o
-  union all
-  select m.destination, m.seq, 500, case when m.seq <= l.first then 'next' else 'earlier' end,
-         case when m.seq <= l.first then 'Nothing blocks it: it is the next message of its partition.'
-              else format('Nothing blocks it: earlier messages of %s go first%s%s.', l.label, ', from ' || l.first || ' on',
-                          case when l.max_rate > 0
-                               then format(', at most %s a second to %s', l.max_rate, l.destination) end) end, null, null
-  from message m join lane l on l.destination = m.destination and l.partition = m.partition
-  where m.status not in ('scheduled', 'retrying')
-    and not exists (select from obstacle o where o.destination = m.destination and o.seq = m.seq);
+  select h.destination, h.seq, 100 + h.n, h."check",
+         format(case h."check" when 'paused' then 'Destination %1$s is %2$s.' else '%2$s.' end, h.destination, h.problem),
+         h.remedy, null, h.commands
+  from hindrance h;
 end;
 comment on function outbox_internal.obstacles(jsonb) is
   'Why each of these messages is not delivered, the lowest rank first. A message is an object with destination,'
@@ -202,7 +189,8 @@ comment on function outbox_internal.obstacles(jsonb) is
   ' shows the first reason of each message.';
 
 create function @extschema@.outbox_why(
-  seq bigint, inout destination text default null, out reason text, out why text, out remedy text, out behind bigint
+  seq bigint, inout destination text default null, out reason text, out why text, out remedy text, out behind bigint,
+  out commands jsonb
 ) returns setof record language sql volatile parallel unsafe set search_path = pg_catalog, pg_temp
 begin atomic
   with message as materialized (
@@ -210,28 +198,25 @@ begin atomic
     cross join outbox_internal.message_rows($1) m
     where m.status not in ('published', 'discarded') and (m.destination = $2 or $2 is null)
   ), own as (
-    select m.destination, 0::bigint as rank, m.status as reason,
-           case m.status
-             when 'dead' then format('It was given up%s: %s', case when m.blocks then ', and later messages of its key wait for it' end,
-                                     m.last_error)
-             when 'scheduled' then format('It is scheduled for %s.', date_trunc('seconds', m.available_at))
-             else format('Its last attempt failed, and the next one is due at %s: %s%s',
-                         date_trunc('seconds', m.available_at), m.last_error,
-                         case when m.error_code = 'unroutable' then '; bind a queue for it first' end) end as why,
-           format(case m.status when 'dead' then 'select outbox_retry(%s, %L), or outbox_discard(%1$s, %2$L)'
-                                else 'select outbox_retry(%s, %L)' end, m.seq, m.destination) as remedy,
-           null::bigint as behind
-    from message m where m.status in ('dead', 'scheduled', 'retrying')
+    select m.destination, 0::bigint as rank, m.status as reason, w.n[1] as why, w.n[2] as remedy, null::bigint as behind,
+           w.n[3]::jsonb as commands
+    from message m
+    cross join lateral outbox_internal.worded('message_' || m.status, array[
+      'seq', m.seq::text, 'destination', m.destination, 'error', m.last_error,
+      'at', date_trunc('seconds', m.available_at)::text, 'blocks', case when m.blocks then '' end,
+      m.error_code, '']) w (n)
+    where m.status in ('dead', 'scheduled', 'retrying')
   )
-  select x.destination, x.reason, x.why, x.remedy, x.behind
+  select x.destination, x.reason, x.why, x.remedy, x.behind, x.commands
   from (
     select o.* from own o where not (o.reason <> 'dead' and pg_is_in_recovery())
     union all
-    select o.destination, o.rank, o.reason, o.why, o.remedy, o.behind
+    select o.destination, o.rank, o.reason, o.why, o.remedy, o.behind, o.commands
     from (select jsonb_agg(to_jsonb(m) || '{"alone": true}') as messages from message m where m.status <> 'dead') a
     cross join lateral outbox_internal.obstacles(a.messages) o) x
   order by x.destination, x.rank;
 end;
 comment on function @extschema@.outbox_why(bigint, text) is
   'Why a message is not delivered, at one destination or at all: one row a reason, the most specific first, in a word'
-  ' and in a sentence, with its remedy, and the message that it waits behind. No row = it has ended, or there is none.';
+  ' and in a sentence, with its remedy and the commands in it, and the message that it waits behind. No row = it has ended,'
+  ' or there is none.';

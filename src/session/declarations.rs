@@ -5,14 +5,17 @@ use crate::config;
 use crate::error::{self, UserError};
 use crate::pg::args::{SqlText, SqlTexts};
 use crate::pg::catalog::{self, Oid, OptionsOf};
-use crate::pg::text;
+use crate::pg::{guc, text};
 use crate::store;
 use outbox_transport::described::{self, described};
+use outbox_transport::findings::worded;
 use outbox_transport::kind::Kind;
 use outbox_transport::kinds::KINDS;
 use outbox_transport::options::{Level, split};
 use outbox_worker::Mapping;
 use pgrx::prelude::*;
+use pgrx::spi::quote_identifier;
+use std::borrow::Cow;
 
 /// The validator of the wrapper that its name begins with, which it finds by that: all wrappers have this function.
 /// Options have the form of CREATE SERVER and CREATE USER MAPPING: `name=value` each.
@@ -70,12 +73,46 @@ fn outbox_kinds() -> Vec<SqlText> {
 
 /// The problem of the user mapping that the workers in the server use for this server, if they may not deliver with it.
 #[pg_extern(sql = false)]
-fn outbox_mapping_problem(server: Oid) -> Option<SqlText> {
+fn outbox_mapping_problem(server: Oid) -> Option<Vec<SqlText>> {
     let role = catalog::role_oid(&text::to_c_string(&config::ServerSettings::snapshot().worker_role));
     match store::mapping_of(server.to_u32(), role) {
-        Mapping::Unusable(why) => Some(why.into()),
+        Mapping::Unusable(finding) => {
+            let args = finding
+                .args
+                .into_iter()
+                .flat_map(|(name, value)| [name.to_owned(), value]);
+            let texts = [finding.code.to_owned(), "detail".to_owned(), finding.detail]
+                .into_iter()
+                .chain(args);
+            Some(texts.map(SqlText::from).collect())
+        }
         Mapping::Absent | Mapping::Options(_) => None,
     }
+}
+
+/// The words of a finding: problem, remedy, and the commands as JSON. `args`: names and values by turns; of a name that is
+/// there twice the first value counts. `s_name` is the setting outbox.name, unless it is empty.
+#[pg_extern(sql = false)]
+fn outbox_worded(code: Option<SqlText>, args: SqlTexts) -> Vec<Option<SqlText>> {
+    let given = |name: &str| {
+        let mut pairs = args.0.chunks_exact(2);
+        let found = pairs.find(|pair| pair[0].as_deref() == Some(name) && pair[1].is_some());
+        found.and_then(|pair| pair[1].as_deref().map(Cow::Borrowed))
+    };
+    let value = |name: &str| match name.strip_prefix("s_") {
+        Some(setting) => Some(guc::value(&format!("outbox.{setting}")))
+            .filter(|text| !text.is_empty())
+            .map(Cow::Owned),
+        None => given(name),
+    };
+    let [problem, remedy] = worded(code.as_deref().unwrap_or_default(), &value, &|name| {
+        quote_identifier(name)
+    });
+    let commands = remedy.commands_json();
+    let remedy_text = Some(remedy.text).filter(|text| !text.is_empty());
+    [Some(problem.text), remedy_text, Some(commands)]
+        .map(|text| text.map(SqlText::from))
+        .into()
 }
 
 /// Options in the form of the catalogs: `name=value` each.

@@ -19,14 +19,12 @@ use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
 use outbox_core::standbys::Replication;
 use outbox_core::throughput::DeliveryTimes;
-use outbox_core::words::Word;
 use outbox_transport::kind::{Limits, Target};
 use outbox_transport::{Deadline, NotStarted, Started, Starter, Waker};
 use outbox_worker::protocol::{Db, WorkerProtocol};
 use outbox_worker::rewinds::{RewindGroup, RewindLane, Rewound};
 use outbox_worker::{
-    Changes, ConnectionStatus, DEFAULT_DESTINATION, LeaseChanges, Orders, PassCounts, PassEnd, Refresh, Repeats,
-    StatusReason, Tended,
+    Changes, ConnectionStatus, DEFAULT_DESTINATION, LeaseChanges, Orders, PassCounts, PassEnd, Refresh, Repeats, Tended,
 };
 use std::cell::Cell;
 use std::fmt::Arguments;
@@ -392,13 +390,9 @@ impl outbox_worker::Runtime for ServerRuntime {
         status: Option<&ConnectionStatus>,
         requested_at_us: Option<i64>,
     ) -> Result<(), TransactionFailure> {
-        let state = status.map(|status| status.state.name());
-        let reason = status.and_then(|status| status.reason).map(StatusReason::name);
-        let detail = status.and_then(ConnectionStatus::detail_and_remedy);
         in_transaction(c"outbox: report", Durability::Relaxed, || {
             let store = &self.context.store;
-            let detail = detail.as_deref();
-            (store.protocol).report(destination, state, reason, detail, requested_at_us)
+            (store.protocol).report(destination, status, requested_at_us)
         })
     }
 

@@ -212,7 +212,7 @@ fn secret_headers_go_out_with_each_message_and_replace_those_of_server_and_event
     wait_for_problem(&cluster, "broker");
     let remedy = remedy(&cluster, "broker");
     assert!(
-        remedy.contains("ALTER USER MAPPING FOR outbox_worker SERVER hook OPTIONS (SET headers '"),
+        remedy.contains("ALTER USER MAPPING FOR outbox_worker SERVER hook OPTIONS (SET headers :'headers')"),
         "{remedy}"
     );
     cluster.exec(
@@ -259,19 +259,12 @@ fn nothing_is_posted_for_an_empty_user_mapping_until_it_is_filled_or_dropped() {
         "select count(*) = 2 from outbox_destination_status where destination like 'hook%' and state = 'unconfigured'",
     );
     assert_eq!(receiver.requests().len(), 0);
-    let remedy_of = |name: &str| {
-        let sql = format!("select remedy from outbox_health where destination = '{name}' and not ok");
-        cluster.query_one::<String>(DB, &sql)
-    };
-    let fill = remedy_of("hook_outbox_worker");
-    let fill = outbox_core::remedy::command(&fill).expect("a command");
-    type_sql(&cluster, &fill.replace("...", OLD));
+    let remedy_of = |name: &str| Remedy::wait(&cluster, &format!("destination = '{name}'"));
+    type_sql(&cluster, &remedy_of("hook_outbox_worker").filled(OLD));
     wait_published(&cluster, 1);
     let sent = receiver.requests().pop().expect("a request");
     assert_eq!(sent.header("webhook-signature"), signature(OLD, &sent));
-    let drop = remedy_of("hook_public");
-    let drop = outbox_core::remedy::alternatives(&drop)[1];
-    type_sql(&cluster, outbox_core::remedy::command(drop).expect("a command"));
+    type_sql(&cluster, &remedy_of("hook_public").commands[1]);
     wait_published(&cluster, 2);
     wait_healthy(&cluster, "destination");
 }

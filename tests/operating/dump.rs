@@ -234,8 +234,8 @@ fn a_restored_destination_delivers_to_its_owner_alone() {
                 "select exists (select from outbox_connections where destination = 'hook' and state = 'not adopted')";
             wait_until("a worker to notice", LONG, || cluster.query_one(db, noticed));
             assert_eq!(receiver.requests().len(), delivered);
-            let text = problem(db).expect("a problem");
-            cluster.exec(db, outbox_core::remedy::command(&text).expect("a command"));
+            let remedy = Remedy::find(&cluster, db, "destination = 'hook'").expect("a problem");
+            cluster.exec(db, remedy.command());
         }
         if options == ["--schema-only"] {
             cluster.connect(db).publish(Event::new("two").to("hook"));

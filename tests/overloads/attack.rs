@@ -98,8 +98,7 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
     wait_for_ended(&cluster);
     // outbox_health calls these only for a problem.
     for (name, given) in [
-        ("setting_command", &[("name", "'outbox.url'"), ("value", "''")][..]),
-        ("mapping_remedy", &[("destination", "'default'"), ("problem", "''")]),
+        ("worded", &[("code", "''"), ("args", "'{}'::text[]")][..]),
         ("message_rows", &[("of_seq", "1")]),
         ("obstacles", &[("messages", "'[]'")]),
         (

@@ -409,6 +409,14 @@ impl Node {
         self.script("ctl", "rabbitmqctl --quiet")
     }
 
+    /// Types a command at a shell on the host of the broker, and returns what it printed.
+    pub fn shell(&self, command: &str) -> String {
+        let typed = command.replace("rabbitmqctl", &self.ctl_script().to_string_lossy());
+        let output = Command::new("sh").args(["-c", &typed]).output().expect("sh");
+        assert!(output.status.success(), "{command}: {output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
     /// A script like rabbitmq-plugins. When it enables the management plugin, that listens on the returned port.
     pub fn plugins_script(&self) -> (PathBuf, u16) {
         let port = free_port();

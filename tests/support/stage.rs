@@ -324,11 +324,73 @@ pub fn wait_for_problem(cluster: &Cluster, check: &str) -> String {
     })
 }
 
+/// A remedy of outbox_health: its text, and the commands in it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Remedy {
+    text: String,
+    pub commands: Vec<String>,
+}
+
+impl std::ops::Deref for Remedy {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.text
+    }
+}
+
+impl std::fmt::Display for Remedy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Remedy {
+    /// The first one of a problem of outbox_health for which the condition holds.
+    pub fn find(cluster: &Cluster, db: &str, condition: &str) -> Option<Self> {
+        let sql = format!(
+            r#"select remedy, array(select c ->> 'command' from jsonb_array_elements(commands) c) from outbox_health
+               where not ok and {condition}"#
+        );
+        let rows = cluster.connect(db).query(&sql, &[]).expect("outbox_health");
+        let row = rows.first()?;
+        let (text, commands) = (row.get(0), row.get(1));
+        Some(Self { text, commands })
+    }
+
+    /// Waits for it, in the usual database.
+    pub fn wait(cluster: &Cluster, condition: &str) -> Self {
+        wait_for(condition, LONG, || Self::find(cluster, DB, condition))
+    }
+
+    /// Its first command.
+    pub fn command(&self) -> &str {
+        self.commands
+            .first()
+            .unwrap_or_else(|| panic!("no command: {}", self.text))
+    }
+
+    /// Its first command, with this value for the variables of psql in it.
+    pub fn filled(&self, value: &str) -> String {
+        filled(self.command(), value)
+    }
+}
+
+/// The command with this value for the variables of psql in it, as `:'url'`.
+pub fn filled(command: &str, value: &str) -> String {
+    let mut parts = command.split(":'");
+    let mut filled = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (_, rest) = part.split_once('\'').expect("the end of a variable");
+        filled += &format!("'{}'{rest}", value.replace('\'', "''"));
+    }
+    filled
+}
+
 /// Runs the remedy of a check of outbox_health, which is SQL, and waits until the check is ok.
 pub fn run_remedy(cluster: &Cluster, check: &str) {
-    let remedy = format!("select remedy from outbox_health where not ok and \"check\" = '{check}'");
-    let remedy: String = cluster.query_one(DB, &remedy);
-    cluster.exec(DB, &remedy);
+    let remedy = Remedy::wait(cluster, &format!("\"check\" = '{check}'"));
+    cluster.exec(DB, remedy.command());
     wait_healthy(cluster, check);
 }
 

@@ -11,8 +11,9 @@ use support::faults::{Faults, messages};
 use support::load::{Load, Plan};
 use support::oracle::{arrived, judge};
 use support::{
-    DB, LONG, Session, Stage, all_of, as_survived, create_destinations, exchange_and_queue, exchange_and_queue_with,
-    extremes, miss_standby, refused, wait_drained, wait_healthy, wait_published, wait_true, within,
+    DB, LONG, Remedy, Session, Stage, all_of, as_survived, create_destinations, exchange_and_queue,
+    exchange_and_queue_with, extremes, miss_standby, refused, wait_drained, wait_healthy, wait_published, wait_true,
+    within,
 };
 
 fn plan() -> Plan {
@@ -400,23 +401,23 @@ fn a_worker_outside_posts_nothing_without_the_secret_of_the_destination() {
     let _outside = Outside::start(&cluster, "postman");
     cluster.exec(DB, "select outbox_publish('T', '{}', destination => 'hook')");
     let remedy = |problem: &str| {
-        let sql = format!(
-            r#"select remedy from outbox_health where "check" = 'destination' and destination = 'hook'
-               and problem = '{problem}'"#
-        );
-        wait_for(problem, LONG, || {
-            let rows = cluster.connect(DB).query(&sql, &[]).expect("outbox_health");
-            Some(rows.first()?.get::<_, String>(0))
-        })
+        let condition = format!(r#""check" = 'destination' and destination = 'hook' and problem = '{problem}'"#);
+        Remedy::wait(&cluster, &condition)
     };
     let create = remedy("there is a user mapping for outbox_worker and none for courier");
-    cluster.exec(DB, &create.replace(" OPTIONS (signing_secret '...')", ""));
+    cluster.exec(
+        DB,
+        &create
+            .command()
+            .replace(" OPTIONS (signing_secret :'signing_secret')", ""),
+    );
     let grant = remedy("courier cannot read its user mapping without USAGE on the server");
-    cluster.exec(DB, &grant);
+    cluster.exec(DB, grant.command());
     let fill = remedy("the user mapping for courier is empty");
     assert_eq!(receiver.requests().len(), 0);
-    let fill = outbox_core::remedy::command(&fill).expect("a command");
-    let token = fill.replace("signing_secret '...'", "bearer_token 'of-the-courier'");
+    let token = fill
+        .command()
+        .replace("signing_secret :'signing_secret'", "bearer_token 'of-the-courier'");
     cluster.exec(DB, &token);
     wait_published(&cluster, 1);
     let requests = receiver.requests();

@@ -33,7 +33,7 @@
 //! - [`text`]: text that many messages share.
 //! - [`settle`]: the disposition of a message, given the broker's answer.
 //! - [`error_group`]: the errors that form one group.
-//! - [`remedy`]: the command in a remedy, and its words.
+//! - [`finding`]: what is wrong, as data and in words; [`findings`] has the words of the checks.
 //! - [`backoff`]: how long a failed message waits.
 //! - [`session`]: the settings of a worker's session.
 //! - [`latency`]: delivery times, counted in buckets.
@@ -52,6 +52,8 @@ pub mod engine;
 pub mod envelope;
 pub mod error_group;
 pub mod event;
+pub mod finding;
+pub mod findings;
 #[cfg(test)]
 mod fixtures;
 pub mod floor;
@@ -71,7 +73,6 @@ pub mod partition;
 pub mod pass;
 pub mod rate_limit;
 mod refusal;
-pub mod remedy;
 pub mod ring;
 pub mod route;
 pub mod session;

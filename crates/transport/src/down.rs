@@ -1,5 +1,7 @@
 //! Why messages cannot be sent to a destination: one word for the reason, and the detail.
 
+use outbox_core::finding::Finding;
+use outbox_core::words::Word;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -63,19 +65,32 @@ impl fmt::Display for DownReason {
     }
 }
 
+/// The code of a fault: a message was sent, and its answer has not come in time.
+pub(crate) const NO_ANSWER: &str = "no_answer";
+
 /// Why the connection is down, or could not be opened.
-#[derive(Clone, Debug)]
-pub(crate) struct Fault {
-    pub(crate) reason: DownReason,
-    pub(crate) detail: String,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub reason: DownReason,
+    /// Its code is the name of the reason, unless the cause is known better.
+    pub finding: Finding,
 }
 
 impl Fault {
     pub(crate) fn new(reason: DownReason, detail: impl Into<String>) -> Self {
-        Self {
-            reason,
-            detail: detail.into(),
-        }
+        Self::coded(reason, reason.name(), detail)
+    }
+
+    /// A fault whose cause is known better than its reason says.
+    pub(crate) fn coded(reason: DownReason, code: &'static str, detail: impl Into<String>) -> Self {
+        let finding = Finding::new(code, detail);
+        Self { reason, finding }
+    }
+
+    /// The same, with more in its detail.
+    pub(crate) fn detailed(mut self, detail: impl FnOnce(&str) -> String) -> Self {
+        self.finding.detail = detail(&self.finding.detail);
+        self
     }
 
     /// The fault of a connect that failed. An IPv4 address is always there: what is not available is a port of ours.
@@ -125,6 +140,6 @@ impl std::error::Error for Fault {}
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.reason, self.detail)
+        write!(f, "{}: {}", self.reason, self.finding.detail)
     }
 }

@@ -1,6 +1,6 @@
 //! The events that a publisher reports. Made on the publisher thread, read by the worker.
 
-use crate::down::DownReason;
+use crate::down::Fault;
 use outbox_core::message::Outcome;
 use std::time::Instant;
 
@@ -63,8 +63,5 @@ pub enum ConnectionState {
     Blocked {
         reason: String,
     },
-    Down {
-        reason: DownReason,
-        detail: String,
-    },
+    Down(Fault),
 }

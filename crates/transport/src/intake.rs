@@ -88,10 +88,7 @@ impl<'a> Intake<'a> {
     /// Call this before the outcomes of messages that are lost with the connection: the worker hands over less from
     /// then on.
     pub(crate) fn report_down(&self, fault: &Fault) {
-        self.report_state(ConnectionState::Down {
-            reason: fault.reason,
-            detail: fault.detail.clone(),
-        });
+        self.report_state(ConnectionState::Down(fault.clone()));
     }
 
     // ---- outcomes out -----------------------------------------------------------------------------------------------

@@ -6,16 +6,18 @@ use crate::Publisher;
 use crate::connected::{BACKOFF_MAX, BACKOFF_MIN, PATIENCE, Terms};
 #[cfg(feature = "toy")]
 use crate::deadline::Deadline;
-use crate::down::DownReason;
+use crate::down::Fault;
 #[cfg(feature = "toy")]
 use crate::lookup::CONNECTION_LIFE;
 use crate::options::{Certificates, Options, Refused, Setting};
 use crate::ssrf::AllowList;
 use crate::start::Start;
 use crate::url::Endpoint;
+use outbox_core::finding::{Finding, Words};
 use outbox_core::form::Form;
 use outbox_core::route::{Format, Route, Statics, Template};
 use outbox_core::settle::Rules;
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -48,6 +50,8 @@ pub struct Kind {
     pub of_mapping: &'static [&'static str],
     /// The settings of the server that are options of its default destination.
     pub settings: &'static [Setting],
+    /// The words of its findings, in addition to those of all kinds.
+    pub words: &'static [Words],
     /// Reads the options that only this kind has.
     pub read: ReadOptions,
 }
@@ -68,7 +72,7 @@ impl fmt::Debug for Kind {
 }
 
 /// The peer of one destination, as its options describe it.
-pub trait Peer: Send + Sync {
+pub trait Peer: Any + Send + Sync {
     /// The servers that its URL names; none if it has no URL.
     fn endpoints(&self) -> Vec<Endpoint>;
 
@@ -79,17 +83,16 @@ pub trait Peer: Send + Sync {
     fn facts(&self, address: &str) -> Vec<(&'static str, String)>;
 
     /// Starts its publisher. Err: why the destination cannot be used as it is described.
-    fn start(&self, target: &Target, start: &mut Start<'_>) -> Result<io::Result<Publisher>, String>;
+    fn start(&self, target: &Target, start: &mut Start<'_>) -> Result<io::Result<Publisher>, Finding>;
 
-    /// The detail of a broken connection in words for the health view, and the command that ends the fault, if the peer's
-    /// words tell one.
-    fn explain(&self, _reason: DownReason, detail: &str) -> (String, Option<String>) {
-        (detail.to_owned(), None)
+    /// What is wrong with its connection, from the words of the peer. `all`: the destinations of the worker.
+    fn explain(&self, fault: Fault, _all: &[Target]) -> Finding {
+        fault.finding
     }
 
-    /// What ends the state in which the peer takes no messages.
-    fn unblock(&self, _detail: &str) -> Option<&'static str> {
-        None
+    /// What is wrong with a peer that takes no messages, from its words.
+    fn blocked(&self, detail: String) -> Finding {
+        Finding::new("blocked", detail)
     }
 }
 

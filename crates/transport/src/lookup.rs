@@ -240,7 +240,7 @@ impl Host {
         Connect {
             host: self,
             round: self.order().round(addresses, until),
-            reason: DownReason::Unreachable,
+            fault: Fault::new(DownReason::Unreachable, ""),
         }
     }
 
@@ -278,14 +278,15 @@ impl Host {
 pub(crate) struct Connect<'a> {
     host: &'a Host,
     round: AddressRound,
-    reason: DownReason,
+    /// The failure that says most, of all addresses so far.
+    fault: Fault,
 }
 
 impl Connect<'_> {
     /// The next address, and the time limit for all steps of connecting to it.
     pub(crate) fn next(&mut self) -> Option<(SocketAddr, Duration)> {
         // With no descriptor or port left, another address fails as well.
-        let is_ours = self.reason == DownReason::ProcessLimit;
+        let is_ours = self.fault.reason == DownReason::ProcessLimit;
         if is_ours { None } else { self.round.next(Instant::now()) }
     }
 
@@ -300,14 +301,14 @@ impl Connect<'_> {
                 DownReason::Unreachable | DownReason::Timeout | DownReason::Closed
             )
         };
-        if says_little(self.reason) || !says_little(fault.reason) {
-            self.reason = fault.reason;
+        self.round.failed(address, fault.finding.detail.clone());
+        if says_little(self.fault.reason) || !says_little(fault.reason) {
+            self.fault = fault;
         }
-        self.round.failed(address, fault.detail);
     }
 
     /// Why no address could be used.
     pub(crate) fn fault(&self) -> Fault {
-        Fault::new(self.reason, self.round.reasons())
+        self.fault.clone().detailed(|_| self.round.reasons())
     }
 }

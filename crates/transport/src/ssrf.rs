@@ -62,13 +62,17 @@ impl AllowList {
         let mut refused = None;
         addresses.retain(|address| match self.refusal(host, address.ip()) {
             Some(class) => {
-                refused = Some(format!("{} is {class}", address.ip()));
+                refused = Some((address.ip(), class));
                 false
             }
             None => true,
         });
         match refused {
-            Some(text) if addresses.is_empty() => Err(Fault::new(DownReason::AddressRefused, text)),
+            Some((address, class)) if addresses.is_empty() => {
+                let mut fault = Fault::new(DownReason::AddressRefused, format!("{address} is {class}"));
+                fault.finding = fault.finding.with("address", address.to_string());
+                Err(fault)
+            }
             _ => Ok(addresses),
         }
     }

@@ -5,6 +5,7 @@ use crate::options::{Certificates, NamedFile, Value};
 use crate::secret_file::{SecretFileError, read_secret_file};
 use crate::transport::Transport;
 use crate::{ClientCertificate, Deadline, Publisher, Publishers, Secret, Tls};
+use outbox_core::finding::Finding;
 use std::io;
 
 #[derive(Default)]
@@ -39,11 +40,11 @@ impl<'a> Start<'a> {
     }
 
     /// The password: the value itself, or the first line of its file.
-    pub fn password(&mut self, password: &Value) -> Result<Secret, String> {
+    pub fn password(&mut self, password: &Value) -> Result<Secret, Finding> {
         match password {
             Value::Text(password) => Ok(password.clone()),
             Value::File(file) => {
-                let password = read_password(file)?;
+                let password = read_password(file).map_err(|why| Finding::new("password_file", why))?;
                 self.read.password = Some((file.clone(), password.clone()));
                 Ok(password)
             }
@@ -51,7 +52,7 @@ impl<'a> Start<'a> {
     }
 
     /// The certificates, of which some may be in files.
-    pub fn tls(&mut self, certificates: &Certificates) -> Result<Tls, String> {
+    pub fn tls(&mut self, certificates: &Certificates) -> Result<Tls, Finding> {
         let tls = read_tls(certificates)?;
         self.read.tls = Some(tls.clone());
         Ok(tls)
@@ -71,11 +72,21 @@ pub(crate) fn read_password(file: &NamedFile) -> Result<Secret, String> {
 }
 
 /// Reads the certificates that the description names. `Publisher::start` checks whether they can be used.
-pub(crate) fn read_tls(certificates: &Certificates) -> Result<Tls, String> {
+pub(crate) fn read_tls(certificates: &Certificates) -> Result<Tls, Finding> {
     let client = match (&certificates.cert, &certificates.key) {
         (None, None) => None,
-        (None, Some(key)) => return Err(format!("{} is set without its certificate", key.called("tls_key"))),
-        (Some(cert), None) => return Err(format!("{} is set without its key", cert.called("tls_cert"))),
+        (None, Some(key)) => {
+            return Err(certificate_file(
+                key,
+                format!("{} is set without its certificate", key.called("tls_key")),
+            ));
+        }
+        (Some(cert), None) => {
+            return Err(certificate_file(
+                cert,
+                format!("{} is set without its key", cert.called("tls_cert")),
+            ));
+        }
         (Some(cert), Some(key)) => Some(ClientCertificate {
             cert_pem: read_pem(cert, read)?,
             key_pem: read_pem(key, read_secret)?,
@@ -88,9 +99,17 @@ pub(crate) fn read_tls(certificates: &Certificates) -> Result<Tls, String> {
     })
 }
 
-fn read_pem(pem: &Value, read: impl FnOnce(&NamedFile) -> Result<Vec<u8>, String>) -> Result<Vec<u8>, String> {
+/// What is wrong with a certificate or a key, with the setting that names its file.
+pub(crate) fn certificate_file(pem: &Value, why: String) -> Finding {
     match pem {
-        Value::File(file) => read(file),
+        Value::File(file) => Finding::new("certificate_file", why).with("setting", file.named_by),
+        Value::Text(_) => why.into(),
+    }
+}
+
+fn read_pem(pem: &Value, read: impl FnOnce(&NamedFile) -> Result<Vec<u8>, String>) -> Result<Vec<u8>, Finding> {
+    match pem {
+        Value::File(file) => read(file).map_err(|why| certificate_file(pem, why)),
         Value::Text(text) => Ok(text.as_bytes().to_vec()),
     }
 }

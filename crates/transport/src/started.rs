@@ -4,8 +4,9 @@
 use crate::down::limit_of;
 use crate::kind::Target;
 use crate::options::{Certificates, Value};
-use crate::start::{FromFiles, Start, read_password, read_tls};
+use crate::start::{FromFiles, Start, certificate_file, read_password, read_tls};
 use crate::{Deadline, Publisher, Publishers, TlsError, TlsPart, Waker};
+use outbox_core::finding::Finding;
 use std::io;
 
 /// A publisher and what was read for it from files.
@@ -18,14 +19,14 @@ pub struct Started {
 /// Why a publisher cannot start.
 pub enum NotStarted {
     /// The destination cannot be used as it is described.
-    Unusable(String),
+    Unusable(Finding),
     /// The worker's process has reached a limit.
     ProcessLimit(String),
 }
 
-impl From<String> for NotStarted {
-    fn from(detail: String) -> Self {
-        Self::Unusable(detail)
+impl From<Finding> for NotStarted {
+    fn from(finding: Finding) -> Self {
+        Self::Unusable(finding)
     }
 }
 
@@ -82,21 +83,23 @@ fn start_failure(error: &io::Error, certificates: &Certificates) -> NotStarted {
     NotStarted::Unusable(
         match error.get_ref().and_then(|inner| inner.downcast_ref::<TlsError>()) {
             Some(tls) => tls_failure(tls, certificates),
-            None => format!("the publisher cannot start: {error}"),
+            None => format!("the publisher cannot start: {error}").into(),
         },
     )
 }
 
-fn tls_failure(tls: &TlsError, certificates: &Certificates) -> String {
+fn tls_failure(tls: &TlsError, certificates: &Certificates) -> Finding {
     let (name, pem) = match tls.part {
         TlsPart::Ca => ("tls_ca", &certificates.ca),
         TlsPart::Certificate => ("tls_cert", &certificates.cert),
         TlsPart::Key => ("tls_key", &certificates.key),
-        TlsPart::ServerName => return format!("the host of the URL {}", tls.problem),
+        TlsPart::ServerName => return format!("the host of the URL {}", tls.problem).into(),
     };
     match pem {
-        Some(Value::File(file)) => format!("{} {} {}", file.named_by, file.path, tls.problem),
-        Some(given) => format!("{} {}", given.called(name), tls.problem),
-        None => format!("the CAs of the system: {}", tls.problem),
+        Some(given @ Value::File(file)) => {
+            certificate_file(given, format!("{} {} {}", file.named_by, file.path, tls.problem))
+        }
+        Some(given) => format!("{} {}", given.called(name), tls.problem).into(),
+        None => format!("the CAs of the system: {}", tls.problem).into(),
     }
 }

@@ -3,6 +3,8 @@
 //!
 //! The peer's certificate and name are always checked; there is no switch to turn this off. TLS 1.2 and 1.3.
 
+use crate::down::{DownReason, Fault};
+use outbox_core::words::Word;
 use rustls::client::{ResolvesClientCert, Resumption};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
@@ -230,8 +232,40 @@ pub(crate) fn error_in(error: &std::io::Error) -> Option<&Error> {
     error.get_ref()?.downcast_ref()
 }
 
+/// The fault of a TLS connection that failed with this error.
+pub(crate) fn fault(error: &Error) -> Fault {
+    use AlertDescription as A;
+    use CertificateError as C;
+    let code = match error {
+        Error::InvalidCertificate(C::UnknownIssuer | C::BadSignature) => "tls_ca",
+        Error::AlertReceived(A::HandshakeFailure) => "tls_handshake",
+        Error::AlertReceived(alert) if is_about_certificate(*alert) => CLIENT_CERTIFICATE,
+        _ => DownReason::TlsFailed.name(),
+    };
+    Fault::coded(DownReason::TlsFailed, code, explain(error))
+}
+
+/// The code of a peer that refuses or lacks the client certificate.
+pub(crate) const CLIENT_CERTIFICATE: &str = "tls_client_certificate";
+
+fn is_about_certificate(alert: AlertDescription) -> bool {
+    use AlertDescription as A;
+    matches!(
+        alert,
+        A::CertificateRequired
+            | A::BadCertificate
+            | A::UnsupportedCertificate
+            | A::CertificateRevoked
+            | A::CertificateExpired
+            | A::CertificateUnknown
+            | A::UnknownCA
+            | A::AccessDenied
+            | A::DecryptError
+    )
+}
+
 /// Describes a TLS error for a reader who did not create the certificates.
-pub(crate) fn explain(error: &Error) -> String {
+fn explain(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(problem) => explain_certificate(problem),
         Error::AlertReceived(alert) => explain_alert(*alert),
@@ -302,17 +336,10 @@ fn explain_alert(alert: AlertDescription) -> String {
     use AlertDescription as A;
     match alert {
         A::CertificateRequired => "the peer requires a client certificate".to_owned(),
-        A::BadCertificate
-        | A::UnsupportedCertificate
-        | A::CertificateRevoked
-        | A::CertificateExpired
-        | A::CertificateUnknown
-        | A::UnknownCA
-        | A::AccessDenied
-        | A::DecryptError => format!("the peer refuses our client certificate (alert {alert:?})"),
+        _ if is_about_certificate(alert) => format!("the peer refuses our client certificate (alert {alert:?})"),
         A::ProtocolVersion => "the peer supports neither TLS 1.2 nor TLS 1.3".to_owned(),
         A::HandshakeFailure => {
-            "the peer refuses the handshake: no cipher in common, or no client certificate".to_owned()
+            "the peer refuses the handshake: no cipher or no type of key in common, or no client certificate".to_owned()
         }
         A::UnrecognisedName => "the peer does not know the host name in the URL".to_owned(),
         _ => format!("the peer ended the TLS connection (alert {alert:?})"),

@@ -82,11 +82,11 @@ fn publish_until(desk: &mut Desk, done: impl Fn() -> bool) {
 }
 
 fn downs(desk: &Desk) -> Vec<(DownReason, &str)> {
-    let down = |state| match state {
-        &ConnectionState::Down { reason, ref detail } => Some((reason, detail.as_str())),
+    let downs = desk.states.iter().filter_map(|state| match state {
+        ConnectionState::Down(fault) => Some((fault.reason, fault.finding.detail.as_str())),
         _ => None,
-    };
-    desk.states.iter().filter_map(down).collect()
+    });
+    downs.collect()
 }
 
 #[test]

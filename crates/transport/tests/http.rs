@@ -26,9 +26,7 @@ fn is_lost(outcome: &Outcome, text: &str) -> bool {
 
 fn downs(desk: &Desk) -> usize {
     let states = desk.states.iter();
-    states
-        .filter(|state| matches!(state, ConnectionState::Down { .. }))
-        .count()
+    states.filter(|state| matches!(state, ConnectionState::Down(_))).count()
 }
 
 /// Waits for the pause after the `count`th failure to be over.
@@ -335,7 +333,7 @@ fn retry_after_is_honoured_in_seconds_and_as_a_date() {
             assert_eq!(postponed_s(&desk, handle, is_limit), 300);
             let (count, says) = [(1, "; the message waits until "), (2, "; it rests until ")][handle as usize - 1];
             desk.until("down", |desk| downs(desk) == count);
-            let is_down = |state: &&ConnectionState| matches!(state, ConnectionState::Down { detail, .. } if detail.contains(says));
+            let is_down = |state: &&ConnectionState| matches!(state, ConnectionState::Down(fault) if fault.finding.detail.contains(says));
             assert!(desk.states.iter().any(|state| is_down(&state)), "{:?}", desk.states);
             if count == 1 {
                 until_back(&mut desk, count);
@@ -653,7 +651,7 @@ fn a_failure_of_a_request_sent_before_the_pause_is_no_new_failure() {
         let started = Instant::now();
         answers[1].send((429, "retry-after: 1\r\n")).unwrap();
         desk.until_answered(next as usize + 3);
-        let in_pause = matches!(desk.answered_in[&(next + 2)], ConnectionState::Down { .. });
+        let in_pause = matches!(desk.answered_in[&(next + 2)], ConnectionState::Down(_));
         until_back(&mut desk, count + usize::from(in_pause));
         let paused = started.elapsed();
         if in_pause {
@@ -702,7 +700,7 @@ fn an_address_that_is_not_public_is_refused_unless_allowed() {
         desk.publish(vec![message(1)]);
         desk.until_answered(1);
         let down = desk.states.iter().any(|state| {
-            matches!(state, ConnectionState::Down { reason: DownReason::AddressRefused, detail } if detail.contains("loopback"))
+            matches!(state, ConnectionState::Down(fault) if fault.reason == DownReason::AddressRefused && fault.finding.detail.contains("loopback"))
         });
         assert_eq!(
             down,
@@ -765,7 +763,8 @@ fn no_text_repeats_a_secret_that_the_receiver_sends_back() {
     );
     assert!(!shown.contains("SECRET"), "{shown}");
     for state in &desk.states {
-        if let ConnectionState::Down { detail, .. } = state {
+        if let ConnectionState::Down(fault) = state {
+            let detail = &fault.finding.detail;
             assert!(detail.chars().count() <= 200, "{detail}");
         }
     }

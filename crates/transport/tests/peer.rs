@@ -455,7 +455,7 @@ fn messages_that_a_responsive_broker_does_not_confirm_are_sent_again_on_the_same
     assert_eq!(bodies, expected, "each once, and the unconfirmed again in order");
     assert_eq!(connections.load(Ordering::SeqCst), 1, "the connection is kept");
     assert!(
-        desk.states.iter().all(|s| !matches!(s, ConnectionState::Down { .. })),
+        desk.states.iter().all(|s| !matches!(s, ConnectionState::Down(_))),
         "{:?}",
         desk.states
     );
@@ -545,7 +545,7 @@ fn a_connection_that_is_stuck_is_replaced_once_the_broker_answers_over_another()
             .any(|s| matches!(s, ConnectionState::Unconfirmed { messages: 1, .. }))
     };
     assert!(is_reported(&desk), "{:?}", desk.states);
-    let is_replaced = |s: &ConnectionState| matches!(s, ConnectionState::Down { detail, .. } if detail.contains("only on another connection"));
+    let is_replaced = |s: &ConnectionState| matches!(s, ConnectionState::Down(fault) if fault.finding.detail.contains("only on another connection"));
     desk.until("replaced", |d| d.states.iter().any(is_replaced));
     desk.until_connected();
     desk.publish(vec![publication(100, "k", b"body 0".to_vec())]);

@@ -4,6 +4,7 @@
 use crate::runtime::{DestinationPublisher, Runtime};
 use crate::settings::DEFAULT_DESTINATION;
 use crate::status::{ConnectionStatus, State};
+use outbox_core::finding::Finding;
 use outbox_core::message::{Outcome, Publication};
 use outbox_core::slow_start::SlowStart;
 use outbox_transport::kind::Target;
@@ -24,7 +25,7 @@ pub type Outcomes = Vec<Answered>;
 
 pub struct Connection<P> {
     /// Err: why the destination cannot be used.
-    target: Result<Target, String>,
+    target: Result<Target, Finding>,
     name: String,
     publisher: Option<P>,
     /// Why the connection is being closed; None = it is not.
@@ -39,7 +40,7 @@ pub struct Connection<P> {
 }
 
 impl<P: DestinationPublisher> Connection<P> {
-    pub fn new(runtime: &impl Runtime, destination: &str, target: Result<Target, String>) -> Self {
+    pub fn new(runtime: &impl Runtime, destination: &str, target: Result<Target, Finding>) -> Self {
         let name = match destination {
             DEFAULT_DESTINATION => format!("outbox: {}", runtime.id()),
             name => format!("outbox: {} {name}", runtime.id()),
@@ -70,7 +71,7 @@ impl<P: DestinationPublisher> Connection<P> {
     }
 
     /// Takes over new settings. Closes the connection if the target or a file that it reads has changed.
-    pub fn reconfigure(&mut self, target: Result<Target, String>, now: Instant) {
+    pub fn reconfigure(&mut self, target: Result<Target, Finding>, now: Instant) {
         if target != self.target || self.is_outdated() {
             self.target = target;
             self.failure = None;
@@ -123,7 +124,7 @@ impl<P: DestinationPublisher> Connection<P> {
         if self.publisher.is_some() || runtime.now() < self.next_start {
             return;
         }
-        let target = self.target.as_ref().map_err(|detail| detail.clone().into());
+        let target = self.target.as_ref().map_err(|finding| finding.clone().into());
         match target.and_then(|target| runtime.start(target, &self.name)) {
             Ok(publisher) => {
                 self.publisher = Some(publisher);
@@ -132,7 +133,7 @@ impl<P: DestinationPublisher> Connection<P> {
             Err(error) => {
                 self.next_start = runtime.now() + RETRY_START;
                 self.status = match error {
-                    NotStarted::Unusable(detail) => ConnectionStatus::plain(State::Unconfigured, Some(detail)),
+                    NotStarted::Unusable(finding) => ConnectionStatus::plain(State::Unconfigured, Some(finding)),
                     NotStarted::ProcessLimit(detail) => ConnectionStatus::down(DownReason::ProcessLimit, detail),
                 };
             }
@@ -172,9 +173,9 @@ impl<P: DestinationPublisher> Connection<P> {
         }
     }
 
-    /// Takes the events of the publisher: returns the outcomes and keeps the last state. The text says why the
+    /// Takes the events of the publisher, whose worker has all these destinations: returns the outcomes and keeps the last state. The text says why the
     /// connection is closed, if it is from now on: no more outcomes come then.
-    pub fn take(&mut self, now: Instant) -> (Outcomes, Option<&'static str>) {
+    pub fn take(&mut self, all: &[Target], now: Instant) -> (Outcomes, Option<&'static str>) {
         let Some(publisher) = &mut self.publisher else {
             return (Vec::new(), None);
         };
@@ -192,7 +193,7 @@ impl<P: DestinationPublisher> Connection<P> {
                 }
                 PublisherEvent::State(_) if self.closing.is_some() => {}
                 PublisherEvent::State(state) => {
-                    let before = std::mem::replace(&mut self.status, ConnectionStatus::of(state, peer));
+                    let before = std::mem::replace(&mut self.status, ConnectionStatus::of(state, peer, all));
                     if self.status.state == State::Down {
                         is_down = true;
                         if matches!(before.state, State::Connected | State::Blocked) {

@@ -13,6 +13,7 @@ use outbox_core::engine::{
     Arrived, CRASHES_ALONE, Engine, HeldLease, Portion, Request, Settlement, Sharing, StatementTimeout, Tables, Tally,
     WakePolicy,
 };
+use outbox_core::finding::Finding;
 use outbox_core::key_order::MessageHandle;
 use outbox_core::memory_budget::{MESSAGE_BYTES, MemoryBudget};
 use outbox_core::message::{Event, Outcome, Pointer, Publication};
@@ -42,6 +43,8 @@ const NEEDED: &str = "its memory was needed for other destinations";
 pub struct Common<R: Runtime> {
     pub runtime: R,
     pub settings: WorkerSettings,
+    /// The destinations that can be used.
+    pub targets: Vec<Target>,
     /// The memory for the messages of all destinations.
     pub memory: Rc<MemoryBudget>,
     /// Why nothing is delivered from this database; None = the database is adopted.
@@ -90,7 +93,7 @@ pub struct Destination<R: Runtime> {
     retires: bool,
     connection: Connection<R::Publisher>,
     engine: Engine,
-    target: Result<Target, String>,
+    target: Result<Target, Finding>,
     paused: bool,
     /// Why its server gets nothing.
     not_adopted: Option<String>,
@@ -328,14 +331,14 @@ impl<R: Runtime> Destination<R> {
             _ => State::Pausing,
         };
         let status = match (self.may_deliver(common), self.why_not_adopted(common)) {
-            (true, _) if common.held.is_some() => ConnectionStatus::plain(off, common.held.map(str::to_owned)),
+            (true, _) if common.held.is_some() => ConnectionStatus::plain(off, common.held.map(Finding::from)),
             (true, _) => match self.awaits_standbys(common) {
                 Some(awaited) => ConnectionStatus::standby(awaited),
                 None if self.has_lacked_memory(common) => ConnectionStatus::memory(common.memory.bytes()),
                 None => self.connection.known_status().clone(),
             },
             (false, None) => ConnectionStatus::plain(off, None),
-            (false, why) => ConnectionStatus::plain(State::NotAdopted, why.cloned()),
+            (false, why) => ConnectionStatus::plain(State::NotAdopted, why.map(|why| why.as_str().into())),
         };
         let kind = self.kind();
         self.report.report(&common.runtime, &self.name, status, kind)
@@ -415,7 +418,7 @@ impl<R: Runtime> Destination<R> {
     // ---- outcomes and settle ----------------------------------------------------------------------------------------
 
     pub fn take_outcomes(&mut self, common: &Common<R>, now: Instant) {
-        let (outcomes, is_closed) = self.connection.take(now);
+        let (outcomes, is_closed) = self.connection.take(&common.targets, now);
         self.on_outcomes(common, outcomes);
         if let Some(why) = is_closed {
             self.engine.release_all(why);

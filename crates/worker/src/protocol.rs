@@ -2,6 +2,7 @@
 //! in the server calls them through SPI, one outside through its session: each is a [`Db`].
 
 use crate::settings::{Described, Mapping};
+use crate::status::ConnectionStatus;
 use outbox_core::engine::{Batch, ClaimLimits, Claimed, DueMessages, Events, HeldLease, Lane, RowId, Settlement};
 use outbox_core::event::{self, Event, sendable};
 use outbox_core::key_order::{BlockedKey, OrderedKey};
@@ -159,26 +160,28 @@ impl<D: Db> WorkerProtocol<D> {
         self.db.run(Statement::Text(sql), &args, |row| row.name(0))
     }
 
-    /// Reports the state of a destination as this worker sees it; without a state, the worker no longer serves the
+    /// Reports the status of a destination as this worker sees it; without one, the worker no longer serves the
     /// destination. `rechecked_at_us`: when a session had requested the recheck, in µs since 1970.
     pub fn report(
         &self,
         destination: &str,
-        state: Option<&str>,
-        reason: Option<&str>,
-        detail: Option<&str>,
+        status: Option<&ConnectionStatus>,
         rechecked_at_us: Option<i64>,
     ) -> Result<(), D::Error> {
-        // The text of a peer is sent as bytes: the encoding of the database may lack one of its characters.
+        let stored = status.map(ConnectionStatus::stored);
+        let stored = stored.as_ref();
         let sql = "select outbox_internal.report($1, $2, $3, $4, outbox_internal.of_utf8($5),
-                          to_timestamp(0) + $6 * interval '1 microsecond')";
+                          to_timestamp(0) + $6 * interval '1 microsecond', $7, outbox_internal.of_utf8($8)::jsonb)";
         let args = [
             self.worker(),
             Arg::Text(Some(destination)),
-            Arg::Text(state),
-            Arg::Text(reason),
-            Arg::Bytes(detail.map(str::as_bytes)),
+            Arg::Text(stored.map(|stored| stored.state)),
+            Arg::Text(stored.and_then(|stored| stored.reason)),
+            // Texts of a peer are sent as bytes: the encoding of the database may lack one of their characters.
+            Arg::Bytes(stored.and_then(|stored| Some(stored.detail.as_deref()?.as_bytes()))),
             Arg::BigInt(rechecked_at_us),
+            Arg::Text(stored.and_then(|stored| stored.code)),
+            Arg::Bytes(stored.map(|stored| stored.args.as_bytes())),
         ];
         self.db.run(Statement::Text(sql), &args, |_| Ok(())).map(drop)
     }

@@ -1,5 +1,6 @@
 //! The settings and destinations that a worker uses. The runtime reads them; `worker` takes them over.
 
+use outbox_core::finding::Finding;
 use outbox_core::settle::Rules;
 use outbox_core::standbys::{self, Standbys};
 use outbox_transport::AllowList;
@@ -100,12 +101,12 @@ pub enum Mapping {
     Absent,
     Options(Vec<(String, String)>),
     /// The destination has secrets, and the worker does not have them: why. Nothing may be sent.
-    Unusable(String),
+    Unusable(Finding),
 }
 
 /// The problem of an empty user mapping. `role` is quoted as an identifier.
-pub fn empty_mapping(role: &str) -> String {
-    format!("the user mapping for {role} is empty")
+pub fn empty_mapping(role: &str) -> Finding {
+    Finding::new("mapping_empty", format!("the user mapping for {role} is empty")).with("role", role)
 }
 
 /// A destination as the catalogs describe it. It has no Debug: `mapping` holds secrets.
@@ -124,11 +125,11 @@ pub struct Described {
 
 impl Described {
     /// The target that the description makes under these settings. Err: why it is invalid.
-    pub fn target(&self, settings: &WorkerSettings) -> Result<Target, String> {
+    pub fn target(&self, settings: &WorkerSettings) -> Result<Target, Finding> {
         if let Some(why) = &self.not_adopted {
-            return Err(why.clone());
+            return Err(why.clone().into());
         }
-        let default = settings.target.as_ref().map_err(String::clone)?;
+        let default = settings.target.as_ref().map_err(|why| Finding::from(why.as_str()))?;
         let mapping: &[_] = match &self.mapping {
             Mapping::Absent => &[],
             Mapping::Options(options) => options,
@@ -137,6 +138,12 @@ impl Described {
         let kind = self
             .kind
             .ok_or("the library that the server runs does not know this kind of destination")?;
-        described(kind, default, &self.options, mapping).map_err(|refused| refused.to_string())
+        described(kind, default, &self.options, mapping).map_err(|refused| {
+            let finding = Finding::from(refused.to_string());
+            match self.options.iter().any(|(name, _)| *name == refused.name) {
+                true => finding.with("option", refused.name),
+                false => finding,
+            }
+        })
     }
 }

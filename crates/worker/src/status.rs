@@ -1,7 +1,8 @@
 //! The state of a connection, in the words that outbox_workers and outbox_health show.
 
+use outbox_core::finding::Finding;
 use outbox_core::words::Word;
-use outbox_transport::kind::Peer;
+use outbox_transport::kind::{Peer, Target};
 use outbox_transport::{ConnectionState, DownReason};
 
 outbox_core::words! {
@@ -57,35 +58,37 @@ impl StatusReason {
     }
 }
 
-/// The state of a connection with reason and detail, the arguments of outbox_internal.report.
+/// A status as outbox_connections has it.
+pub struct StoredStatus {
+    pub state: &'static str,
+    pub reason: Option<&'static str>,
+    pub detail: Option<String>,
+    pub code: Option<&'static str>,
+    /// An object of JSON.
+    pub args: String,
+}
+
+/// The state of a connection, why it is in this state, and what is known of the cause.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ConnectionStatus {
     pub state: State,
     pub reason: Option<StatusReason>,
-    pub detail: Option<String>,
-    /// What to do at the broker.
-    pub remedy: Option<String>,
+    pub finding: Option<Finding>,
 }
 
 impl ConnectionStatus {
     /// A state without a reason.
-    pub fn plain(state: State, detail: Option<String>) -> Self {
+    pub fn plain(state: State, finding: Option<Finding>) -> Self {
         Self {
             state,
             reason: None,
-            detail,
-            remedy: None,
+            finding,
         }
     }
 
     /// Connected, and messages wait all the same.
     fn connected(reason: StatusReason, detail: String) -> Self {
-        Self {
-            state: State::Connected,
-            reason: Some(reason),
-            detail: Some(detail),
-            remedy: None,
-        }
+        Self::because(State::Connected, reason, Finding::new(reason.name(), detail))
     }
 
     /// Connected, while messages wait for standbys; `awaited`: which ones.
@@ -99,34 +102,46 @@ impl ConnectionStatus {
         Self::connected(StatusReason::Memory, detail)
     }
 
-    pub fn down(reason: DownReason, detail: String) -> Self {
+    pub fn down(reason: DownReason, detail: impl Into<String>) -> Self {
+        let finding = Finding::new(reason.name(), detail);
+        Self::because(State::Down, StatusReason::Down(reason), finding)
+    }
+
+    fn because(state: State, reason: StatusReason, finding: Finding) -> Self {
         Self {
-            state: State::Down,
-            reason: Some(StatusReason::Down(reason)),
-            detail: Some(detail),
-            remedy: None,
+            state,
+            reason: Some(reason),
+            finding: Some(finding),
         }
     }
 
-    /// The detail as outbox_connections stores it: a line feed separates the remedy, which
-    /// `outbox_internal.connections` splits off.
-    pub fn detail_and_remedy(&self) -> Option<String> {
-        let detail = self.detail.as_ref()?.replace('\n', " ");
-        Some(match &self.remedy {
-            Some(remedy) => format!("{detail}\n{remedy}"),
-            None => detail,
-        })
+    pub fn detail(&self) -> Option<&str> {
+        self.finding.as_ref().map(|finding| finding.detail.as_str())
+    }
+
+    /// The arguments of outbox_internal.report.
+    pub fn stored(&self) -> StoredStatus {
+        StoredStatus {
+            state: self.state.name(),
+            reason: self.reason.map(StatusReason::name),
+            detail: self.detail().map(|detail| detail.replace('\n', " ")),
+            code: self.finding.as_ref().map(|finding| finding.code),
+            args: self
+                .finding
+                .as_ref()
+                .map_or_else(|| "{}".to_owned(), Finding::args_json),
+        }
     }
 
     /// The state, its reason and its detail, as a log line shows them.
     pub fn in_words(&self) -> String {
         let reason = self.reason.map(StatusReason::name);
-        let words = [Some(self.state.name()), reason, self.detail.as_deref()];
+        let words = [Some(self.state.name()), reason, self.detail()];
         words.into_iter().flatten().collect::<Vec<&str>>().join(" ")
     }
 
-    /// `peer`: of a destination that can be used.
-    pub fn of(state: ConnectionState, peer: Option<&dyn Peer>) -> Self {
+    /// `peer`: of a destination that can be used; `all`: the destinations of the worker.
+    pub fn of(state: ConnectionState, peer: Option<&dyn Peer>, all: &[Target]) -> Self {
         match state {
             ConnectionState::Connecting => Self::plain(State::Connecting, None),
             ConnectionState::Connected => Self::plain(State::Connected, None),
@@ -139,17 +154,17 @@ impl ConnectionStatus {
                 let detail = format!("{messages} unconfirmed for {seconds} s{though}");
                 Self::connected(StatusReason::Unconfirmed, detail)
             }
-            ConnectionState::Blocked { reason } => Self {
-                remedy: peer.and_then(|peer| peer.unblock(&reason)).map(str::to_owned),
-                ..Self::plain(State::Blocked, Some(reason))
-            },
-            ConnectionState::Down { reason, detail } => {
-                let explained = peer.map(|peer| peer.explain(reason, &detail));
-                let (detail, remedy) = explained.unwrap_or((detail, None));
-                Self {
-                    remedy,
-                    ..Self::down(reason, detail)
-                }
+            ConnectionState::Blocked { reason } => {
+                let finding = peer.map_or_else(|| reason.clone().into(), |peer| peer.blocked(reason.clone()));
+                Self::plain(State::Blocked, Some(finding))
+            }
+            ConnectionState::Down(fault) => {
+                let reason = StatusReason::Down(fault.reason);
+                let finding = match peer {
+                    Some(peer) => peer.explain(fault, all),
+                    None => fault.finding,
+                };
+                Self::because(State::Down, reason, finding)
             }
         }
     }

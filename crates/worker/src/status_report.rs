@@ -60,7 +60,7 @@ impl StatusReport {
         runtime.report(destination, Some(&status), requested_at_us)?;
         self.requested_at_us = self.requested_at_us.filter(|_| !is_known);
         if is_new && status.state.is_failure() {
-            let detail = status.detail.as_deref().unwrap_or_default();
+            let detail = status.detail().unwrap_or_default();
             let reason = status.reason.map_or(status.state.name(), StatusReason::name);
             runtime.record_error(destination, reason, detail);
         }
@@ -75,7 +75,7 @@ impl StatusReport {
         });
         // Many destinations may wait for memory, again and again.
         if !is_logged && status.state != State::Connecting && status.reason != waits {
-            match (status.reason, &status.detail) {
+            match (status.reason, status.detail()) {
                 (Some(StatusReason::Standby), Some(awaited)) => {
                     runtime.log(Some(destination), format_args!("{awaited}"))
                 }

@@ -5,11 +5,13 @@ use super::state::{BoardState, OpenedMessage};
 use crate::progress::pass::{PassReport, PassSum};
 use crate::progress::{DestinationFacts, LogLine, OwnWorker, WorkerFacts, WorkerIdentity};
 use crate::queries::model::{
-    DestinationRow, ErrorGroup, Message, Minute, Now, PartitionRow, Passes, Problem, Snapshot, Status, WorkerRow,
+    DestinationRow, ErrorGroup, Message, Minute, Now, PartitionRow, Passes, Problem, RemedyCommand, Snapshot, Status,
+    WorkerRow,
 };
 use crate::queries::state::{DestinationState, MessageStatus};
 use crate::screen::fixture::{HOSTILE, samples};
 use outbox_core::engine::Sharing;
+use outbox_core::finding::Finding;
 use outbox_core::settle::Ended;
 use outbox_transport::DownReason;
 use outbox_worker::{ConnectionStatus as WorkerStatus, State as WorkerState, StatusReason};
@@ -119,19 +121,31 @@ pub fn snapshot() -> Snapshot {
             Problem {
                 check: "broker".into(),
                 destinations: vec!["audit".into()],
+                code: "unreachable".into(),
                 problem: "the receiver cannot be reached: connection refused".into(),
-                remedy: "start the receiver, or correct host and port: ALTER SERVER audit OPTIONS (SET url '...')"
+                remedy: "start the receiver, or correct host and port: ALTER SERVER audit OPTIONS (SET url :'url')"
                     .into(),
+                commands: vec![psql("ALTER SERVER audit OPTIONS (SET url :'url')")],
             },
             Problem {
                 check: "keys".into(),
                 destinations: Vec::new(),
+                code: "blocked".into(),
                 problem: "1 key(s) are blocked by a dead letter, for example: order:42 (seq 4711)".into(),
                 remedy:
                     "outbox_retry(seq) or outbox_discard(seq) unblocks the key; with outbox.on_dead = skip none blocks"
                         .into(),
+                commands: Vec::new(),
             },
         ]),
+    }
+}
+
+pub fn psql(command: &str) -> RemedyCommand {
+    RemedyCommand {
+        command: command.into(),
+        place: "psql".into(),
+        role: None,
     }
 }
 
@@ -352,8 +366,7 @@ pub fn worker() -> (OwnWorker, Instant) {
             status: WorkerStatus {
                 state: WorkerState::Down,
                 reason: Some(StatusReason::Down(DownReason::Unreachable)),
-                detail: Some("audit.internal:5671: connection refused".into()),
-                remedy: None,
+                finding: Some(Finding::new("unreachable", "audit.internal:5671: connection refused")),
             },
             ..destination("audit", WorkerState::Down, 93.0)
         },

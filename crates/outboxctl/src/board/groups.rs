@@ -8,7 +8,7 @@ use crate::queries::snapshot::MESSAGES_MAX;
 use crate::queries::state::MessageStatus;
 use crate::screen::list::{ListRow, RowField};
 use outbox_core::error_group;
-use outbox_core::remedy::shell_word;
+use outbox_core::finding::shell_word;
 
 /// Messages with the same status, destination and cause, in the order of the list. One without an error is alone.
 struct MessageGroup<'a> {

@@ -110,7 +110,7 @@ fn sums(own: &OwnWorker, now: Instant) -> [String; 4] {
 
 /// The connection of this worker to a destination.
 pub fn destination(row: &DestinationFacts, now: Instant) -> ListRow {
-    let words = [row.status.reason.map(StatusReason::name), row.status.detail.as_deref()];
+    let words = [row.status.reason.map(StatusReason::name), row.status.detail()];
     let why = words.into_iter().flatten().collect::<Vec<_>>().join(": ");
     let state = row.status.state;
     let fields = vec![

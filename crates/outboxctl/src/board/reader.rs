@@ -8,6 +8,7 @@ use crate::failure::{Code, Failure};
 use crate::operation::{OperatorAction, run};
 use crate::queries::detail::{self, Fact, MessageDetail};
 use crate::queries::model::Snapshot;
+use crate::queries::why::Reason;
 use crate::queries::{Fetch, IN_ORDER, Parameters, snapshot};
 use serde::de::DeserializeOwned;
 use std::collections::HashMap;
@@ -88,10 +89,9 @@ impl BoardReader {
         }
     }
 
-    async fn remedy(&mut self, seq: i64, destination: &str) -> Result<Option<String>, Failure> {
+    async fn remedy(&mut self, seq: i64, destination: &str) -> Result<Option<Reason>, Failure> {
         let messages = answered(detail::read(self.session().await?, seq, Some(destination))).await?;
-        let remedies = messages.iter().filter_map(MessageDetail::remedy);
-        Ok(remedies.map(str::to_owned).next())
+        Ok(messages.into_iter().find_map(MessageDetail::into_remedy))
     }
 
     async fn act(&mut self, action: &OperatorAction) -> Notice {

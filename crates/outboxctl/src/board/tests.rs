@@ -1,7 +1,7 @@
 //! Frames of invented data at four widths, and the effects of keys. `INSTA_UPDATE=always cargo test -p outboxctl`
 //! accepts frames that changed: read the diff before you commit it.
 
-use super::fixture::{full_worker_state, opened, outage, snapshot, state, worker, worker_state};
+use super::fixture::{full_worker_state, opened, outage, psql, snapshot, state, worker, worker_state};
 use super::state::{BoardMode, BoardPage, BoardState, Notice, OpenedMessage, Pane};
 use super::update::{BoardEvent, BoardRequest, update};
 use super::{as_frame, view};
@@ -9,6 +9,7 @@ use crate::messages::bulk::Verb;
 use crate::operation::OperatorAction;
 use crate::progress::{OwnWorker, WorkerFacts};
 use crate::queries::model::{Part, Snapshot};
+use crate::queries::why::Reason;
 use crate::screen::fixture::{self as screen_fixture, HOSTILE, replace_hostile};
 use crate::screen::frame::as_text;
 use crate::top::lines;
@@ -267,7 +268,7 @@ fn without_a_terminal_a_line_has_the_same_values() {
 
 #[test]
 fn y_copies_the_command_of_the_selected_alert_and_shows_it() {
-    let command = "ALTER SERVER audit OPTIONS (SET url '...')";
+    let command = "ALTER SERVER audit OPTIONS (SET url :'url')";
     let mut state = state();
     let copied = Some(BoardRequest::Copy(command.into()));
     assert_eq!(press(&mut state, "3y"), copied, "of the first alert");
@@ -279,7 +280,12 @@ fn y_copies_the_command_of_the_selected_alert_and_shows_it() {
     );
 
     let problems = state.shown.problems.as_mut().expect("problems");
-    problems[1].remedy = format!("{HOSTILE}: select outbox_retry(4711, 'x{HOSTILE}'), or outbox_discard(4711)");
+    let (retry, discard) = (
+        format!("select outbox_retry(4711, 'x{HOSTILE}')"),
+        "select outbox_discard(4711)",
+    );
+    problems[1].remedy = format!("{HOSTILE}: {retry}, or {discard}");
+    problems[1].commands = [&*retry, discard].map(psql).into();
     let Some(BoardRequest::Copy(second)) = press(&mut state, "jy") else {
         panic!("no copy of the second alert");
     };
@@ -289,9 +295,10 @@ fn y_copies_the_command_of_the_selected_alert_and_shows_it() {
         "a pasted line could run: {second:?}"
     );
 
-    state.shown.problems.as_mut().expect("problems")[1].remedy = "check the network".into();
+    let problem = &mut state.shown.problems.as_mut().expect("problems")[1];
+    (problem.remedy, problem.commands) = ("check the network: select 1".into(), Vec::new());
     assert_eq!(press(&mut state, "y"), None);
-    assert!(frame(&state, 80, 24).contains("There is no command to copy: check the network"));
+    assert!(frame(&state, 80, 24).contains("There is no command to copy: check the network: select 1"));
 }
 
 #[test]
@@ -302,16 +309,17 @@ fn y_copies_the_command_for_a_message_when_it_was_read() {
         destination: "default".into(),
     });
     assert_eq!(press(&mut state, "y"), asked);
-    let remedy =
-        "outboxctl retry 5210004 --destination default, or outboxctl discard 5210004 --destination default".to_owned();
-    let copied = update(&mut state, BoardEvent::Remedy(Ok(Some(remedy))));
-    assert_eq!(
-        copied,
-        Some(BoardRequest::Copy(
-            "outboxctl retry 5210004 --destination default".into()
-        ))
-    );
-    assert!(frame(&state, 80, 24).contains("Copied: outboxctl retry 5210004 --destination default"));
+    let command = "outboxctl retry 5210004 --destination default";
+    let reason = Reason {
+        remedy: Some("retry it".into()),
+        commands: [command, "outboxctl discard 5210004 --destination default"]
+            .map(psql)
+            .into(),
+        ..Reason::default()
+    };
+    let copied = update(&mut state, BoardEvent::Remedy(Ok(Some(reason))));
+    assert_eq!(copied, Some(BoardRequest::Copy(command.into())));
+    assert!(frame(&state, 80, 24).contains(&format!("Copied: {command}")));
     press(&mut state, "\n");
     assert_eq!(press(&mut state, "y"), asked, "from its page");
     assert_eq!(
@@ -707,8 +715,8 @@ fn the_docs_of_work_show_the_current_frame() {
     let mut state = full_worker_state();
     let own = state.own.as_mut().expect("a worker");
     for destination in &mut own.facts.as_mut().expect("facts").destinations {
-        let detail = destination.status.detail.iter_mut();
-        detail.for_each(|detail| replace_hostile(detail, "paused by ann"));
+        let finding = destination.status.finding.iter_mut();
+        finding.for_each(|finding| replace_hostile(&mut finding.detail, "paused by ann"));
     }
     for line in &mut own.log {
         replace_hostile(&mut line.text, "destination einkauf-größe-ß: paused");

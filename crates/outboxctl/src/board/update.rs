@@ -7,9 +7,9 @@ use crate::format::harmless;
 use crate::messages::bulk::Verb;
 use crate::operation::OperatorAction;
 use crate::progress::OwnWorker;
-use crate::queries::model::{Part, Snapshot};
+use crate::queries::model::{Part, RemedyCommand, Snapshot};
+use crate::queries::why::Reason;
 use crate::screen::list::orders;
-use outbox_core::remedy;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::time::{Duration, Instant};
 
@@ -21,8 +21,8 @@ pub enum BoardEvent {
     /// The connection is lost, and tried again after this time.
     Lost(String, Duration),
     Opened(Box<OpenedMessage>),
-    /// The remedy for a message, if there is one.
-    Remedy(Part<Option<String>>),
+    /// Why a message waits, with the remedy, if there is one.
+    Remedy(Part<Option<Reason>>),
     Done(Notice),
     /// What the worker of this process does now, and whether it was asked to end.
     Worker {
@@ -67,7 +67,10 @@ pub fn update(state: &mut BoardState, event: BoardEvent) -> Option<BoardRequest>
         BoardEvent::Snapshot(snapshot) => state.take(snapshot),
         BoardEvent::Lost(why, next_try) => state.lost = Some((why, next_try)),
         BoardEvent::Opened(opened) => state.opened = Some(*opened),
-        BoardEvent::Remedy(Ok(remedy)) => return copy_command(state, remedy.as_deref()),
+        BoardEvent::Remedy(Ok(None)) => return copy_command(state, None, None),
+        BoardEvent::Remedy(Ok(Some(Reason { commands, remedy, .. }))) => {
+            return copy_command(state, first(&commands), remedy.as_deref());
+        }
         BoardEvent::Remedy(Err(why)) => state.notice = Some(Notice::new(why, true)),
         BoardEvent::Done(notice) => state.notice = Some(notice),
         BoardEvent::Worker { own, now, ends } => {
@@ -227,9 +230,11 @@ fn open(state: &mut BoardState) -> Option<BoardRequest> {
 
 /// Copies the command that ends the n-th problem.
 fn copy_of_problem(state: &mut BoardState, n: usize) -> Option<BoardRequest> {
-    let problem = state.shown.problems.iter().flatten().take(n + 1).last();
-    let remedy = problem.map(|problem| problem.remedy.clone());
-    copy_command(state, remedy.as_deref())
+    let problem = state.shown.problems.iter().flatten().take(n + 1).last().cloned();
+    match problem {
+        Some(problem) => copy_command(state, first(&problem.commands), Some(&problem.remedy)),
+        None => copy_command(state, None, None),
+    }
 }
 
 /// Copies the command that helps the message of a row, which must be read first, or the messages of a group. In other
@@ -242,15 +247,20 @@ fn copy_of_row(state: &mut BoardState, id: Option<&str>) -> Option<BoardRequest>
         Some((seq, destination)) => Some(BoardRequest::Remedy { seq, destination }),
         None => {
             let command = groups::retry_command(state, id);
-            copy_command(state, command.as_deref())
+            copy_command(state, command.as_deref(), None)
         }
     }
 }
 
-/// Copies the command of a remedy, and shows it, because a terminal may refuse the copy; or says that there is none. A
+/// The command to try first.
+fn first(commands: &[RemedyCommand]) -> Option<&str> {
+    commands.first().map(|first| first.command.as_str())
+}
+
+/// Copies a command, and shows it, because a terminal may refuse the copy; or says that there is none, with the remedy. A
 /// control character in a text that is pasted could run it.
-fn copy_command(state: &mut BoardState, remedy: Option<&str>) -> Option<BoardRequest> {
-    let command = remedy.and_then(remedy::command).map(harmless);
+fn copy_command(state: &mut BoardState, command: Option<&str>, remedy: Option<&str>) -> Option<BoardRequest> {
+    let command = command.map(harmless);
     state.notice = Some(match (&command, remedy) {
         (Some(command), _) => Notice::new(format!("Copied: {command}"), false),
         (None, None) => Notice::new("There is no command to copy.", true),

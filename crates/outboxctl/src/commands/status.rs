@@ -53,7 +53,8 @@ async fn document(session: &Session) -> Result<Value, Failure> {
                           partitions, started_at, extract(epoch from clock_timestamp() - started_at)::float8 as uptime_s,
                           destinations, destinations_down
                    from @extschema@.outbox_worker_status order by worker_id";
-    let problems = r#"select "check", destination, ok, problem, remedy from @extschema@.outbox_health where not ok"#;
+    let problems = r#"select "check", destination, ok, code, args, since, problem, remedy, coalesce(commands, '[]') as commands
+                      from @extschema@.outbox_health where not ok"#;
     let extension = session.extension.as_ref();
     Ok(json!({
         "database": session.database,

@@ -43,9 +43,9 @@ pub async fn read<S: Fetch>(session: &S, seq: i64, destination: Option<&str>) ->
 }
 
 impl MessageDetail {
-    /// What ends its wait, by the first reason that has a remedy.
-    pub fn remedy(&self) -> Option<&str> {
-        self.why.iter().find_map(|reason| reason.remedy.as_deref())
+    /// The first reason that has a remedy.
+    pub fn into_remedy(self) -> Option<Reason> {
+        self.why.into_iter().find(|reason| reason.remedy.is_some())
     }
 
     pub fn facts(&self) -> Vec<Fact> {

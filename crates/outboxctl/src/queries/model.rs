@@ -183,8 +183,23 @@ pub struct Check {
     /// The destination that fails. `None` = the check is not about one destination, or all destinations are ok.
     pub destination: Option<String>,
     pub ok: bool,
+    /// The cause in a word. Empty = the check is ok.
+    pub code: String,
     pub problem: String,
     pub remedy: String,
+    pub commands: Vec<RemedyCommand>,
+}
+
+/// A command of a remedy. They are in the order in which they should be tried.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub struct RemedyCommand {
+    pub command: String,
+    /// `psql`, `shell`, or the shell of a host: `shell of the broker`.
+    #[serde(rename = "where")]
+    pub place: String,
+    /// Who may run it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<String>,
 }
 
 /// A failed check. Destinations with the same problem share one `Problem`.
@@ -193,9 +208,12 @@ pub struct Problem {
     pub check: String,
     /// Sorted as `outbox_health` returns them. Empty = the check is not about a destination.
     pub destinations: Vec<String>,
+    pub code: String,
     pub problem: String,
     /// The remedy for the first of the destinations.
     pub remedy: String,
+    /// Its commands.
+    pub commands: Vec<RemedyCommand>,
 }
 
 impl Problem {
@@ -212,8 +230,10 @@ impl Problem {
                 None => problems.push(Self {
                     check: check.check.clone(),
                     destinations: destination.into_iter().collect(),
+                    code: check.code.clone(),
                     problem: check.problem.clone(),
                     remedy: check.remedy.clone(),
+                    commands: check.commands.clone(),
                 }),
             }
         }
@@ -254,10 +274,12 @@ mod tests {
             check: check.into(),
             destination: destination.map(Into::into),
             ok: problem.is_empty(),
+            code: String::new(),
             problem: problem.into(),
             remedy: destination
                 .map(|name| format!("alter server {name}"))
                 .unwrap_or_default(),
+            commands: Vec::new(),
         };
         let mut checks: Vec<Check> = ["audit", "billing", "crm", "default", "erp"]
             .map(|name| check("broker", Some(name), "refused"))

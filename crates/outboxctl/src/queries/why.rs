@@ -2,25 +2,29 @@
 
 use super::Fetch;
 use super::message::StoredMessageRow;
+use super::model::RemedyCommand;
 use super::state::MessageStatus;
 use crate::failure::Failure;
-use outbox_core::remedy::shell_word;
+use outbox_core::finding::shell_word;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::HashMap;
 
-/// A reason as a sentence, and the command that removes the cause, if there is one.
+/// A reason as a sentence, and what removes the cause, if something does.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Reason {
     pub reason: String,
     pub why: String,
     pub remedy: Option<String>,
+    pub commands: Vec<RemedyCommand>,
     /// The seq of the message behind which it waits.
     #[serde(skip_serializing)]
     pub behind: Option<i64>,
 }
 
-const WHY: &str = "select reason, why, remedy, behind from @extschema@.outbox_why($1::bigint, $2::text)";
+const WHY: &str = "
+    select reason, why, remedy, coalesce(commands, '[]') as commands, behind
+    from @extschema@.outbox_why($1::bigint, $2::text)";
 
 /// The reasons why the message of this row is not delivered, the most specific first.
 pub async fn reasons<S: Fetch>(session: &S, message: &StoredMessageRow) -> Result<Vec<Reason>, Failure> {
@@ -32,7 +36,7 @@ pub async fn reasons<S: Fetch>(session: &S, message: &StoredMessageRow) -> Resul
     // The same seq may be dead and wait again.
     reasons.retain(|reason| (reason.reason == "dead") == is_dead);
     for reason in &mut reasons {
-        reason.name_command(message);
+        reason.name_commands(message);
     }
     Ok(reasons)
 }
@@ -56,18 +60,25 @@ pub async fn first_reasons<S: Fetch>(session: &S, rows: Value) -> Result<HashMap
 }
 
 impl Reason {
-    /// Puts the command of outboxctl in the place of its SQL, where there is one.
-    fn name_command(&mut self, message: &StoredMessageRow) {
+    /// Puts the commands of outboxctl in the place of its SQL, where there are some.
+    fn name_commands(&mut self, message: &StoredMessageRow) {
         let seq = self.behind.unwrap_or(message.seq);
         let destination = shell_word(&message.destination);
         let message = format!("{seq} --destination {destination}");
-        let command = match self.reason.as_str() {
-            "dead" | "behind dead" => format!("outboxctl retry {message}, or outboxctl discard {message}"),
-            "retrying" | "scheduled" | "behind retrying" => format!("outboxctl retry {message}"),
-            "paused" if self.remedy.is_some() => format!("outboxctl resume {destination}"),
+        let retry = format!("outboxctl retry {message}");
+        let commands = match self.reason.as_str() {
+            "dead" | "behind dead" => vec![retry, format!("outboxctl discard {message}")],
+            "retrying" | "scheduled" | "behind retrying" => vec![retry],
+            "paused" if self.remedy.is_some() => vec![format!("outboxctl resume {destination}")],
             _ => return,
         };
-        self.remedy = Some(command);
+        self.remedy = Some(commands.join(", or "));
+        let in_shell = |command| RemedyCommand {
+            command,
+            place: "shell".into(),
+            role: None,
+        };
+        self.commands = commands.into_iter().map(in_shell).collect();
     }
 }
 
@@ -80,7 +91,11 @@ mod tests {
         let named = |reason: &str, behind: Option<i64>, destination: &str| {
             let mut named = Reason {
                 reason: reason.into(),
-                remedy: Some("select 1".into()),
+                remedy: Some("do: select 1".into()),
+                commands: vec![RemedyCommand {
+                    command: "select 1".into(),
+                    ..RemedyCommand::default()
+                }],
                 behind,
                 ..Reason::default()
             };
@@ -89,19 +104,28 @@ mod tests {
                 destination: destination.into(),
                 ..StoredMessageRow::default()
             };
-            named.name_command(&message);
-            named.remedy.unwrap_or_default()
+            named.name_commands(&message);
+            let commands: Vec<String> = named.commands.into_iter().map(|command| command.command).collect();
+            (named.remedy.unwrap_or_default(), commands)
         };
+        let one = |command: &str| (command.to_owned(), vec![command.to_owned()]);
+        let (retry, discard) = (
+            "outboxctl retry 7 --destination bus",
+            "outboxctl discard 7 --destination bus",
+        );
         assert_eq!(
             named("dead", None, "bus"),
-            "outboxctl retry 7 --destination bus, or outboxctl discard 7 --destination bus"
+            (format!("{retry}, or {discard}"), vec![retry.into(), discard.into()])
         );
         // Without the option, the command could act on the message of this seq to another destination.
         assert_eq!(
             named("behind retrying", Some(3), "default"),
-            "outboxctl retry 3 --destination default"
+            one("outboxctl retry 3 --destination default")
         );
-        assert_eq!(named("paused", None, "default"), "outboxctl resume default");
-        assert_eq!(named("broker", None, "default"), "select 1");
+        assert_eq!(named("paused", None, "default"), one("outboxctl resume default"));
+        assert_eq!(
+            named("broker", None, "default"),
+            ("do: select 1".into(), vec!["select 1".into()])
+        );
     }
 }

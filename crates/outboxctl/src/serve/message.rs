@@ -242,7 +242,7 @@ fn obstacle(context: &PageContext, row: &StoredMessageRow, reason: &Reason) -> M
     html! {
         div.obstacle.plain[reason.remedy.is_none()].warn[reason.remedy.is_some()] {
             p { (reason.why) }
-            @if let Some(text) = &reason.remedy { (remedy(text)) }
+            @if let Some(text) = &reason.remedy { (remedy(text, &reason.commands)) }
         }
         div.actions {
             @if let Some(seq) = reason.behind {

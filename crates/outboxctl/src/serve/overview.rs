@@ -1,7 +1,7 @@
 //! The overview: the numbers, the problems, recent errors, and the destinations in brief.
 
 use super::format::{capped, clock, count, duration, encode, known, message_path, ms, rate, time};
-use super::page::{copyable_block, state_badge};
+use super::page::{copyable_block, remedy, state_badge};
 use super::search;
 use super::snapshot::{BlockedKeyRow, DEAD_CAP, Lost, MonitorSnapshot, RecentError};
 use crate::format::capitalised;
@@ -135,13 +135,13 @@ fn sentence(text: &str) -> String {
 fn alert_of_problem(problem: &Problem) -> Alert {
     let check = problem.check.as_str();
     let is_bad = match check {
-        "broker" => !problem.problem.starts_with("connecting to"),
+        "broker" => problem.code != "connecting",
         other => !WARNINGS.contains(&other),
     };
     let body = html! {
         p { (sentence(&problem.problem)) }
         // The remedies for failed messages are SQL for psql; this page has buttons.
-        @if !matches!(check, "dead letters" | "retrying") && !problem.remedy.is_empty() { p.remedy { "Fix: " (problem.remedy) "." } }
+        @if !matches!(check, "dead letters" | "retrying") && !problem.remedy.is_empty() { (remedy(&problem.remedy, &problem.commands)) }
     };
     let alert = Alert::new(is_bad, capitalised(&problem.title()), body);
     match check {

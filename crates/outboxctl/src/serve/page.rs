@@ -1,9 +1,9 @@
 //! The pages of the monitor, their live parts, and the marks that several of them have.
 
 use super::base::BasePath;
+use crate::queries::model::RemedyCommand;
 use crate::queries::state::{Parsed, Tone, Toned};
 use maud::{Markup, PreEscaped, html};
-use outbox_core::remedy::alternatives;
 use outbox_core::words::Word;
 
 outbox_core::words! {
@@ -104,18 +104,32 @@ fn copy_button() -> Markup {
     html! { button.copy type="button" { "Copy" } }
 }
 
-/// What removes a cause: commands, one a line, or a sentence. A control character in a text that is pasted could run
-/// another command.
-pub fn remedy(text: &str) -> Markup {
-    const PROGRAMS: [&str; 7] = ["outboxctl", "select", "alter", "create", "drop", "commit", "rollback"];
-    let is_command = |part: &&str| {
-        let first = part.split(' ').next().unwrap_or_default().to_lowercase();
-        PROGRAMS.contains(&&*first)
-    };
-    let parts = alternatives(text);
+/// What removes a cause: a sentence, unless it is only its commands, and the commands, with where they run. A control
+/// character in a text that is pasted could run another command.
+pub fn remedy(text: &str, commands: &[RemedyCommand]) -> Markup {
+    let all: Vec<&str> = commands.iter().map(|command| &*command.command).collect();
+    let is_safe = |command: &&RemedyCommand| !command.command.contains(char::is_control);
+    let shown: Vec<&RemedyCommand> = commands.iter().filter(is_safe).collect();
+    let is_only_commands = shown.len() == all.len() && all.join(", or ") == text;
     html! {
-        @if parts.iter().all(is_command) && !text.contains(char::is_control) { @for part in parts { (copyable_block(part)) } }
-        @else { p.remedy { "Fix: " (text) } }
+        @if !is_only_commands { p.remedy { "Fix: " (text) } }
+        @for same in shown.chunk_by(|a, b| (&a.place, &a.role) == (&b.place, &b.role)) {
+            @for command in same { (copyable_block(&command.command)) }
+            p.note { (whereabouts(same[0])) }
+        }
+    }
+}
+
+/// `in psql, as a superuser`
+fn whereabouts(command: &RemedyCommand) -> String {
+    let place = match &*command.place {
+        "shell" => "in a shell".to_owned(),
+        place if place.starts_with("shell of ") => format!("in the {place}"),
+        place => format!("in {place}"),
+    };
+    match &command.role {
+        Some(role) => format!("{place}, as {role}"),
+        None => place,
     }
 }
 
@@ -143,18 +157,50 @@ pub fn state_badge(state: &Parsed<impl Toned>) -> Markup {
 mod tests {
     use super::*;
 
+    fn command(command: &str, place: &str, role: Option<&str>) -> RemedyCommand {
+        RemedyCommand {
+            command: command.into(),
+            place: place.into(),
+            role: role.map(Into::into),
+        }
+    }
+
     #[test]
-    fn each_command_of_a_remedy_has_a_line_and_a_sentence_has_none() {
-        let lines = |text: &str| remedy(text).into_string().matches("<pre").count();
-        assert_eq!(lines("outboxctl retry 7, or outboxctl discard 7"), 2);
-        assert_eq!(lines("ALTER SYSTEM SET outbox.workers = 2"), 1);
-        assert_eq!(lines("start them, or take their names out of the setting"), 0);
-        let quoted = "COMMIT PREPARED 'x, or select evil(); --', or ROLLBACK PREPARED 'x, or select evil(); --'";
-        assert_eq!(lines(quoted), 2);
+    fn a_remedy_is_a_sentence_and_commands_or_only_commands() {
+        let shown = |text: &str, commands: &[RemedyCommand]| {
+            let markup = remedy(text, commands).into_string();
+            (markup.contains("Fix: "), markup.matches("<pre").count())
+        };
+        let [retry, discard] = ["outboxctl retry 7", "outboxctl discard 7"].map(|text| command(text, "shell", None));
+        let both = "outboxctl retry 7, or outboxctl discard 7";
+        assert_eq!(shown(both, &[retry.clone(), discard]), (false, 2));
+        assert_eq!(shown(both, &[retry]), (true, 1));
+        assert_eq!(shown("ALTER SYSTEM is no command of the data", &[]), (true, 0));
+        let hostile = "COMMIT PREPARED '\u{15}select evil();'"; // a terminal deletes the line
+        assert_eq!(shown(hostile, &[command(hostile, "psql", None)]), (true, 0));
+    }
+
+    #[test]
+    fn a_command_has_a_note_that_says_where_it_runs() {
+        let commands = [
+            command("outboxctl retry 7", "shell", None),
+            command("outboxctl discard 7", "shell", None),
+            command("kill -CONT 12", "shell of the database server", None),
+            command("select 1", "psql", Some("a superuser")),
+        ];
+        let markup = remedy("any", &commands).into_string();
+        let notes: Vec<&str> = markup
+            .split("<p class=\"note\">")
+            .skip(1)
+            .filter_map(|rest| rest.split('<').next())
+            .collect();
         assert_eq!(
-            lines("COMMIT PREPARED '\u{15}select evil();'"),
-            0,
-            "a terminal deletes the line"
+            notes,
+            [
+                "in a shell",
+                "in the shell of the database server",
+                "in psql, as a superuser"
+            ]
         );
     }
 }

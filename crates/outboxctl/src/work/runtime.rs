@@ -16,12 +16,11 @@ use outbox_core::open_transactions::OpenTransaction;
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
 use outbox_core::standbys::Replication;
-use outbox_core::words::Word;
 use outbox_transport::kind::Target;
 use outbox_transport::{Deadline, NotStarted, Started, Starter};
 use outbox_worker::rewinds::{RewindGroup, Rewound};
 use outbox_worker::{
-    Changes, ConnectionStatus, DEFAULT_DESTINATION, LeaseChanges, Orders, PassCounts, PassEnd, StatusReason, Tended,
+    Changes, ConnectionStatus, DEFAULT_DESTINATION, LeaseChanges, Orders, PassCounts, PassEnd, Tended,
 };
 use std::cell::{Cell, RefCell};
 use std::fmt::Arguments;
@@ -275,11 +274,7 @@ impl outbox_worker::Runtime for WorkRuntime {
     }
 
     fn report(&self, destination: &str, status: Option<&ConnectionStatus>, _: Option<i64>) -> Result<(), WorkError> {
-        let state = status.map(|status| status.state.name());
-        let reason = status.and_then(|status| status.reason).map(StatusReason::name);
-        let detail = status.and_then(ConnectionStatus::detail_and_remedy);
-        let protocol = &self.context.session.protocol;
-        protocol.report(destination, state, reason, detail.as_deref(), None)
+        self.context.session.protocol.report(destination, status, None)
     }
 
     // ---- log --------------------------------------------------------------------------------------------------------

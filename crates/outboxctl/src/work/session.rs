@@ -7,6 +7,7 @@ use crate::connect::{self, ConnectArgs};
 use crate::progress::WorkerIdentity;
 use crate::shutdown::Shutdown;
 use outbox_core::engine::{Batch, ClaimLimits, HeldLease, Lane};
+use outbox_core::finding::Finding;
 use outbox_core::open_transactions::{FILTER_WORDS, OpenTransaction};
 use outbox_core::partition::Partition;
 use outbox_core::session;
@@ -79,11 +80,15 @@ impl RoleMapping {
         let Self { of, role, .. } = self;
         match (self.is_own, kind == Kind::of_settings()) {
             (true, _) if !self.options.is_empty() => Mapping::Options(self.options.clone()),
-            (true, _) if !self.may_read => Mapping::Unusable(format!(
-                "{role} cannot read its user mapping without USAGE on the server"
-            )),
+            (true, _) if !self.may_read => {
+                let why = format!("{role} cannot read its user mapping without USAGE on the server");
+                Mapping::Unusable(Finding::new("mapping_unreadable", why).with("role", role))
+            }
             (true, _) => Mapping::Unusable(empty_mapping(role)),
-            (false, false) => Mapping::Unusable(format!("there is a user mapping for {of} and none for {role}")),
+            (false, false) => {
+                let why = format!("there is a user mapping for {of} and none for {role}");
+                Mapping::Unusable(Finding::new("mapping_missing", why).with("role", role))
+            }
             (false, true) => Mapping::Absent,
         }
     }

@@ -146,11 +146,11 @@ async fn secure(
     match timeout_at(limit.until, handshake).await {
         Ok(Ok(stream)) => Ok(Socket::Tls(Box::new(stream))),
         Ok(Err(error)) => {
-            let by_peer = |text| blame_certificate(config, requested, failed(text));
+            let by_peer = |fault| blame_certificate(config, requested, fault);
             Err(match tls::error_in(&error) {
-                Some(alert @ rustls::Error::AlertReceived(_)) => by_peer(tls::explain(alert)),
-                Some(ours) => failed(tls::explain(ours)),
-                None => by_peer(format!("{HUNG_UP} during the TLS handshake: {error}")),
+                Some(alert @ rustls::Error::AlertReceived(_)) => by_peer(tls::fault(alert)),
+                Some(ours) => tls::fault(ours),
+                None => by_peer(failed(format!("{HUNG_UP} during the TLS handshake: {error}"))),
             })
         }
         Err(_) => Err(Fault::new(
@@ -167,18 +167,18 @@ async fn secure(
 fn blame_certificate(config: &AmqpConfig, requested: &CertificateRequested, fault: Fault) -> Fault {
     let with_certificate = config.tls.as_ref().is_some_and(|tls| tls.client.is_some());
     match fault.reason {
-        DownReason::Closed | DownReason::TlsFailed if requested.is_set() && !with_certificate => Fault::new(
+        DownReason::Closed | DownReason::TlsFailed if requested.is_set() && !with_certificate => Fault::coded(
             DownReason::TlsFailed,
+            tls::CLIENT_CERTIFICATE,
             format!(
                 "the peer asked for a client certificate and none is set ({})",
-                fault.detail
+                fault.finding.detail
             ),
         ),
         // The peer may have had another reason to close.
-        DownReason::Closed if requested.is_set() => Fault::new(
-            DownReason::Closed,
-            format!("{}, perhaps because of our client certificate", fault.detail),
-        ),
+        DownReason::Closed if requested.is_set() => {
+            fault.detailed(|detail| format!("{detail}, perhaps because of our client certificate"))
+        }
         _ => fault,
     }
 }
@@ -281,18 +281,18 @@ pub(crate) fn fault(error: &lapin::Error) -> Fault {
     let (reason, detail) = match error.kind() {
         ErrorKind::ProtocolError(e) => (protocol_reason(e), e.get_message().to_string()),
         ErrorKind::MissingHeartbeatError => (DownReason::Timeout, "the broker sends no heartbeats".to_owned()),
-        ErrorKind::IOError(e) => io_fault(e),
+        ErrorKind::IOError(e) => return io_fault(e),
         ErrorKind::ParsingError(_) | ErrorKind::InvalidProtocolVersion(_) | ErrorKind::AuthProviderError(_) => {
             (DownReason::Protocol, error.to_string())
         }
         _ => (DownReason::Closed, error.to_string()),
     };
-    Fault { reason, detail }
+    Fault::new(reason, detail)
 }
 
-fn io_fault(error: &io::Error) -> (DownReason, String) {
-    match (tls::error_in(error), error.kind()) {
-        (Some(error), _) => (DownReason::TlsFailed, tls::explain(error)),
+fn io_fault(error: &io::Error) -> Fault {
+    let (reason, detail) = match (tls::error_in(error), error.kind()) {
+        (Some(error), _) => return tls::fault(error),
         // lapin could not start its thread.
         (None, _) if let Some(limit) = limit_of(error) => (DownReason::ProcessLimit, format!("{limit}: {error}")),
         // An error of `guard`. Every other I/O error is a connection that ended.
@@ -300,7 +300,8 @@ fn io_fault(error: &io::Error) -> (DownReason, String) {
         // For a peer that closed without a close_notify, rustls has a long text with a link.
         (None, io::ErrorKind::UnexpectedEof) => (DownReason::Closed, HUNG_UP.to_owned()),
         (None, _) => (DownReason::Closed, error.to_string()),
-    }
+    };
+    Fault::new(reason, detail)
 }
 
 fn protocol_reason(error: &AMQPError) -> DownReason {
@@ -321,6 +322,10 @@ fn protocol_reason(error: &AMQPError) -> DownReason {
         }
         AMQPErrorKind::Hard(AMQPHardError::CONNECTIONFORCED) => DownReason::Closed,
         AMQPErrorKind::Hard(AMQPHardError::INVALIDPATH) => DownReason::VhostRefused,
+        // A virtual host that is stopped, or that failed to start (rabbit_reader.erl, is_vhost_alive/3).
+        AMQPErrorKind::Hard(AMQPHardError::INTERNALERROR) if says("vhost") && says(" is down") => {
+            DownReason::VhostRefused
+        }
         _ => DownReason::Protocol,
     }
 }

@@ -2,17 +2,19 @@
 //! its messages. Pure.
 
 use super::config::{AmqpConfig, ExchangeType};
-use super::remedy;
+use super::findings;
 use super::url::{AmqpAddress, parse_url};
-use crate::down::DownReason;
+use crate::down::Fault;
 use crate::kind::{Kind, Peer, Target};
 use crate::options::{FileRule, Options, Refused, Setting, Value};
 use crate::start::Start;
 use crate::url::Endpoint;
 use crate::{Publisher, Secret, Text};
 use outbox_core::envelope::Refusal;
+use outbox_core::finding::Finding;
 use outbox_core::form::Form;
 use outbox_core::route::Template;
+use std::any::Any;
 use std::io;
 use std::sync::Arc;
 
@@ -45,6 +47,7 @@ pub static KIND: Kind = Kind {
         Setting::text(c"outbox.exchange_type", "exchange_type", c"", c"direct, fanout, topic or headers: declare the exchange durable of that type. Empty: only check that it exists."),
         Setting::text(c"outbox.routing_key", "routing_key", c"{aggregate_type}.{operation}", c"Template of the routing key: {aggregate_type} {operation} (lower case), {type} {aggregate_id} {key} {partition} {header:NAME}, {key|fallback}."),
     ],
+    words: super::findings::WORDS,
     read,
 };
 
@@ -104,6 +107,17 @@ fn read(server: &Options, mapping: &Options) -> Result<Arc<dyn Peer>, Refused> {
     }))
 }
 
+impl Exchange {
+    /// Whether it logs in as guest on another host, which RabbitMQ refuses (`loopback_users`).
+    fn is_remote_guest(&self) -> bool {
+        let is_local = |host: &str| host == "localhost" || host == "::1" || host.starts_with("127.");
+        self.url.as_ref().is_some_and(|(_, address)| {
+            let user = self.user.as_deref().or(address.user.as_deref());
+            user.unwrap_or("guest") == "guest" && address.endpoints.iter().any(|at| !is_local(&at.host))
+        })
+    }
+}
+
 impl Peer for Exchange {
     fn endpoints(&self) -> Vec<Endpoint> {
         self.url
@@ -125,11 +139,9 @@ impl Peer for Exchange {
         broker.chain(place).collect()
     }
 
-    fn start(&self, target: &Target, start: &mut Start<'_>) -> Result<io::Result<Publisher>, String> {
-        let (_, mut address) = self
-            .url
-            .clone()
-            .ok_or("outbox.url is empty: there is no broker to deliver to")?;
+    fn start(&self, target: &Target, start: &mut Start<'_>) -> Result<io::Result<Publisher>, Finding> {
+        let no_url = || Finding::new("no_url", "outbox.url is empty: there is no broker to deliver to");
+        let (_, mut address) = self.url.clone().ok_or_else(no_url)?;
         if self.user.is_some() {
             address.user.clone_from(&self.user);
         }
@@ -155,12 +167,18 @@ impl Peer for Exchange {
         }))
     }
 
-    fn explain(&self, reason: DownReason, detail: &str) -> (String, Option<String>) {
-        remedy::of_refusal(reason, detail, &self.name)
+    fn explain(&self, fault: Fault, all: &[Target]) -> Finding {
+        let own = |target: &Target| {
+            let other: &Self = (target.peer() as &dyn Any).downcast_ref()?;
+            let is_same_user = (&self.url, &self.user) == (&other.url, &other.user);
+            is_same_user.then(|| other.name.to_string())
+        };
+        let exchanges = all.iter().filter_map(own).chain([self.name.to_string()]).collect();
+        findings::of_refusal(fault, &exchanges, self.is_remote_guest())
     }
 
-    fn unblock(&self, detail: &str) -> Option<&'static str> {
-        remedy::of_alarm(detail)
+    fn blocked(&self, detail: String) -> Finding {
+        findings::of_alarm(detail)
     }
 }
 

@@ -6,11 +6,12 @@
 
 mod config;
 mod connect;
+mod findings;
 mod guard;
 mod kind;
 mod lane;
 mod nesting;
-mod remedy;
+
 mod returns;
 mod sendable;
 mod url;

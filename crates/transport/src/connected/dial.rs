@@ -58,7 +58,7 @@ mod tests {
         drop(listener);
         let why = |address: SocketAddr, ms| {
             let dialed = runtime.block_on(async { dial(address, Limit::new(Duration::from_millis(ms))).await });
-            dialed.unwrap_err().detail
+            dialed.unwrap_err().finding.detail
         };
         let text = why(silent, 100);
         assert_eq!(text, format!("{silent}: no answer to the TCP connect within 100.0ms"));

@@ -68,7 +68,7 @@ impl<'a, C: Connector> Endpoints<'a, C> {
     pub(crate) fn at_endpoint(&self, fault: Fault) -> Fault {
         match self.hosts.len() {
             1 => fault,
-            _ => Fault::new(fault.reason, format!("{}: {}", self.hosts[0].0, fault.detail)),
+            _ => fault.detailed(|detail| format!("{}: {detail}", self.hosts[0].0)),
         }
     }
 
@@ -97,9 +97,9 @@ impl<'a, C: Connector> Endpoints<'a, C> {
     /// Records a failed connect. Returns what to report if that was the last endpoint: while others may answer, the peer
     /// does not count as down.
     pub(crate) fn failed(&mut self, fault: &Fault) -> Option<Fault> {
-        self.failures.push(fault.detail.clone());
+        self.failures.push(fault.finding.detail.clone());
         let is_last = self.tried + 1 >= self.hosts.len();
-        is_last.then(|| Fault::new(fault.reason, self.failures.join("; ")))
+        is_last.then(|| fault.clone().detailed(|_| self.failures.join("; ")))
     }
 
     // ---- connections ------------------------------------------------------------------------------------------------

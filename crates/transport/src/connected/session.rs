@@ -8,7 +8,7 @@ use super::attempts::Numbered;
 use super::endpoints::{Endpoints, Opened, Successor};
 use super::link::{Broken, CAUSE_LIMIT, Connection, Connector, Lane, LaneEvent, Terms, Wait, Wire};
 use super::unconfirmed::{ConfirmWatchdog, Phase, Stall};
-use crate::down::{DownReason, Fault};
+use crate::down::{DownReason, Fault, NO_ANSWER};
 use crate::event::{Answered, ConnectionState};
 use crate::idle::OpenConnection;
 use crate::intake::{Intake, STOPPED, StopBy};
@@ -548,7 +548,7 @@ impl<'a, L: Lane> Session<'a, L> {
             }
             _ => {
                 if let Some(late) = self.lateness() {
-                    self.break_off(u8::MAX, Fault::new(DownReason::Timeout, late));
+                    self.break_off(u8::MAX, Fault::coded(DownReason::Timeout, NO_ANSWER, late));
                 }
             }
         }
@@ -606,7 +606,7 @@ impl<'a, L: Lane> Session<'a, L> {
         let is_ended_here = self.ends_at().is_some() || self.terms.deadline.has_passed();
         let alone = self.open.len() == 1 && !is_ended_here;
         for open in self.open.take_all() {
-            let refused = self.lane.refusal(&fault.detail, &open.address, open.body_bytes);
+            let refused = self.lane.refusal(&fault.finding.detail, &open.address, open.body_bytes);
             match refused {
                 Some(reason) => intake.answer(Answered::now(open.handle, Outcome::Refused { reason })),
                 None => intake.fail(Answered::none(open.handle, &reason, alone)),

@@ -30,9 +30,13 @@ pub(crate) enum Verdict {
 
 impl Verdict {
     /// The destination has failed before the message was sent.
-    pub(crate) fn trouble(reason: DownReason, detail: impl AsRef<str>) -> Self {
+    pub(crate) fn trouble(reason: DownReason, detail: impl Into<String>) -> Self {
+        Self::failed(Fault::new(reason, detail))
+    }
+
+    pub(crate) fn failed(fault: Fault) -> Self {
         Self::Destination {
-            fault: Fault::new(reason, clean(detail.as_ref())),
+            fault: fault.detailed(clean),
             retry_after: None,
             is_answer: false,
         }

@@ -11,6 +11,7 @@ use crate::start::Start;
 use crate::url::Endpoint;
 use crate::{Publisher, Secret, Text};
 use outbox_core::envelope::Refusal;
+use outbox_core::finding::Finding;
 use outbox_core::route::{Format, Template};
 use std::io;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ pub static KIND: Kind = Kind {
     of_server: &["url", "concurrency", "timeout", "retry_after_max"],
     of_mapping: &["user", "password", "bearer_token", "signing_secret", "headers"],
     settings: &[],
+    words: super::findings::WORDS,
     read,
 };
 
@@ -149,7 +151,7 @@ impl Peer for Receiver {
         self.url.iter().map(|(url, _)| ("Posted to", url.clone())).collect()
     }
 
-    fn start(&self, target: &Target, start: &mut Start<'_>) -> Result<io::Result<Publisher>, String> {
+    fn start(&self, target: &Target, start: &mut Start<'_>) -> Result<io::Result<Publisher>, Finding> {
         let (_, address) = self
             .url
             .as_ref()

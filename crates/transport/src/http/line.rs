@@ -277,9 +277,9 @@ fn tls_fault(error: Error, limit: Duration) -> Fault {
             .downcast()
             .map_or_else(|error| failed(error.to_string()), |fault| *fault),
         Error::Timeout(_) => Fault::new(DownReason::Timeout, format!("no connection within {limit:.1?}")),
-        Error::Rustls(error) => failed(tls::explain(&error)),
+        Error::Rustls(error) => tls::fault(&error),
         Error::Io(error) => match tls::error_in(&error) {
-            Some(error) => failed(tls::explain(error)),
+            Some(error) => tls::fault(error),
             None if is_end(&error) => failed("the peer closed the connection during the handshake".to_owned()),
             None => Fault::new(DownReason::Closed, error.to_string()),
         },

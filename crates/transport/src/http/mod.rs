@@ -10,6 +10,7 @@
 
 mod answer;
 mod config;
+mod findings;
 mod form;
 mod kind;
 mod line;
@@ -27,7 +28,7 @@ pub use url::{HttpAddress, parse_http_url};
 use crate::Outcome;
 use crate::backoff::Backoff;
 use crate::crossing::Handed;
-use crate::down::{DownReason, Fault};
+use crate::down::{DownReason, Fault, NO_ANSWER};
 use crate::event::{Answered, ConnectionState};
 use crate::failures::KEY_FAILED;
 use crate::intake::{Intake, STOPPED, StopBy};
@@ -262,7 +263,7 @@ impl Poster {
             Verdict::Destination { .. } if is_cut && self.stops => Verdict::trouble(DownReason::Closed, STOPPED),
             Verdict::Destination { .. } if is_cut => {
                 let text = format!("no answer within {} ms, and {THREAD_NEEDED}", took.as_millis());
-                Verdict::trouble(DownReason::Timeout, text)
+                Verdict::failed(Fault::coded(DownReason::Timeout, NO_ANSWER, text))
             }
             verdict => verdict,
         };
@@ -312,7 +313,7 @@ impl Poster {
                     } else {
                         "the message waits"
                     };
-                    fault.detail = format!("{}; {what} until {until}", fault.detail);
+                    fault = fault.detailed(|detail| format!("{detail}; {what} until {until}"));
                 }
                 match (is_recent, self.rests_until, rest) {
                     (true, ..) => self.go_down(&fault, rest, intake),

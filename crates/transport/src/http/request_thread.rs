@@ -8,7 +8,7 @@ use super::answer::{self, Verdict};
 use super::config::HttpConfig;
 use super::line::{ACKNOWLEDGED_WITHIN, CompletionMark, Dialer, Line, NoResolver, is_end};
 use super::request::RequestBuilder;
-use crate::down::{DownReason, Fault};
+use crate::down::{DownReason, Fault, NO_ANSWER};
 use crate::pool::IDLE_MAX;
 use crate::publisher_thread::panic_text;
 use crate::tls;
@@ -203,44 +203,43 @@ fn new_agent(config: &HttpConfig, line: &Arc<Line>, output_bytes: usize) -> Resu
 fn verdict_of(error: Error, shared: &PostContext, line: &Line) -> Verdict {
     let config = &shared.config;
     let mut is_answer = !line.is_half_made() && !line.is_cut() && !config.deadline.has_passed();
-    let (reason, text) = match error {
+    let fault = match error {
         Error::Other(error) => match error.downcast::<Fault>() {
-            Ok(fault) => (fault.reason, fault.detail),
-            Err(error) => (DownReason::Protocol, error.to_string()),
+            Ok(fault) => *fault,
+            Err(error) => Fault::new(DownReason::Protocol, error.to_string()),
         },
-        Error::Timeout(Timeout::Connect | Timeout::Resolve) => (
+        Error::Timeout(Timeout::Connect | Timeout::Resolve) => Fault::new(
             DownReason::Timeout,
             format!("no connection within {:?}", config.connect_timeout.min(config.timeout)),
         ),
         Error::Timeout(_) => {
             let late = (line.transfer()).lateness(config.transfer_limits(), "answer", Instant::now());
-            (DownReason::Timeout, late)
+            Fault::coded(DownReason::Timeout, NO_ANSWER, late)
         }
         Error::Io(error) => match tls::error_in(&error) {
-            Some(error) => (DownReason::TlsFailed, tls::explain(error)),
+            Some(error) => tls::fault(error),
             None if error.kind() == io::ErrorKind::TimedOut => {
                 is_answer = false; // nothing shows that the request has arrived
                 let text = format!("the peer did not acknowledge the request within {ACKNOWLEDGED_WITHIN:?}");
-                (DownReason::Timeout, text)
+                Fault::new(DownReason::Timeout, text)
             }
-            None if is_end(&error) => (
+            None if is_end(&error) => Fault::new(
                 DownReason::Closed,
                 "the peer closed the connection before it answered".to_owned(),
             ),
-            None => (DownReason::Closed, error.to_string()),
+            None => Fault::new(DownReason::Closed, error.to_string()),
         },
-        Error::Rustls(error) => (DownReason::TlsFailed, tls::explain(&error)),
-        Error::Tls(text) => (DownReason::TlsFailed, text.to_owned()),
-        Error::Protocol(error) => (DownReason::Protocol, error.to_string()),
-        Error::LargeResponseHeader(_, limit) => (
+        Error::Rustls(error) => tls::fault(&error),
+        Error::Tls(text) => Fault::new(DownReason::TlsFailed, text),
+        Error::Protocol(error) => Fault::new(DownReason::Protocol, error.to_string()),
+        Error::LargeResponseHeader(_, limit) => Fault::new(
             DownReason::Protocol,
             format!("the header of the answer exceeds the limit of {limit} bytes"),
         ),
-        _ => (DownReason::Protocol, "the answer could not be read".to_owned()),
+        _ => Fault::new(DownReason::Protocol, "the answer could not be read"),
     };
-    let text = shared.endpoint.without_secrets(&text);
     Verdict::Destination {
-        fault: Fault::new(reason, answer::clean(&text)),
+        fault: fault.detailed(|text| answer::clean(&shared.endpoint.without_secrets(text))),
         retry_after: None,
         is_answer,
     }

@@ -612,7 +612,7 @@ fn is_lost(outcome: &Outcome) -> bool {
 }
 
 fn is_down(state: &ConnectionState) -> bool {
-    matches!(state, ConnectionState::Down { .. })
+    matches!(state, ConnectionState::Down(_))
 }
 
 fn is_blocked(state: &ConnectionState) -> bool {

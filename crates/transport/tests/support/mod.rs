@@ -136,7 +136,7 @@ impl Desk {
     /// Waits until the first `Down` and gives its reason and detail.
     pub fn until_down(&mut self) -> (outbox_transport::DownReason, String) {
         let down = |s: &ConnectionState| match s {
-            ConnectionState::Down { reason, detail } => Some((*reason, detail.clone())),
+            ConnectionState::Down(fault) => Some((fault.reason, fault.finding.detail.clone())),
             _ => None,
         };
         self.until("down", |d| d.states.iter().any(|s| down(s).is_some()));

@@ -16,6 +16,7 @@ use crate::start::Start;
 use crate::transport::{SharedPools, Transport};
 use crate::url::{Endpoint, UrlError, parse_authority, strip_scheme};
 use crate::{Outcome, Publication, Publisher};
+use outbox_core::finding::Finding;
 use outbox_core::form::Form;
 use outbox_core::route::Template;
 use std::io;
@@ -37,6 +38,7 @@ pub static KIND: Kind = Kind {
     of_server: &["url", "channel", "max_in_flight", "timeout"],
     of_mapping: &[],
     settings: &[],
+    words: &[],
     read,
 };
 
@@ -73,7 +75,7 @@ impl Peer for Channel {
         url.chain([("Channel", address.to_owned())]).collect()
     }
 
-    fn start(&self, target: &Target, start: &mut Start<'_>) -> Result<io::Result<Publisher>, String> {
+    fn start(&self, target: &Target, start: &mut Start<'_>) -> Result<io::Result<Publisher>, Finding> {
         let (_, endpoints) = self
             .url
             .clone()

@@ -85,6 +85,7 @@ impl<R: Runtime> Worker<R> {
         let memory = MemoryBudget::new(runtime.bounds().memory);
         Self {
             common: Common {
+                targets: Vec::new(),
                 runtime,
                 settings,
                 memory,

@@ -63,6 +63,10 @@ impl<R: Runtime> Worker<R> {
 
     /// Takes over the described destinations: adds new ones, updates known ones, and retires dropped ones.
     pub fn describe(&mut self, described: Vec<Described>) {
+        let targets = described
+            .iter()
+            .filter_map(|one| one.target(&self.common.settings).ok());
+        self.common.targets = targets.collect();
         for description in &described {
             match self.roster.find(&description.name) {
                 Some(known) => self.destinations[known].describe(&self.common, description),

@@ -4,8 +4,9 @@ use super::config::{Config, Flaw};
 use super::oracle::{Fate, Message, Oracle};
 use super::run::Shared;
 use super::world::{Here, World, name};
+use outbox_core::finding::Finding;
 use outbox_core::message::{Outcome, Publication};
-use outbox_transport::{Answered, ConnectionState, DownReason, PublisherEvent};
+use outbox_transport::{Answered, ConnectionState, DownReason, Fault, PublisherEvent};
 use std::collections::VecDeque;
 use std::rc::Weak;
 use std::time::Duration;
@@ -219,10 +220,10 @@ impl Broker {
             return;
         }
         self.connection = Connection::Down { until_ms };
-        self.news.push(Changes::State(ConnectionState::Down {
+        self.news.push(Changes::State(ConnectionState::Down(Fault {
             reason: DownReason::Closed,
-            detail: "reset by peer".to_owned(),
-        }));
+            finding: Finding::new("closed", "reset by peer"),
+        })));
         let arrive = if some_arrive {
             dice.below(self.queue.len() + 1)
         } else {
