@@ -42,7 +42,7 @@ RELEASE     ?= $(filter-out $(MAJORS)/19/pg_config,$(wildcard /usr/lib/postgresq
 SOURCES      = Cargo.toml Cargo.lock src crates/core/src crates/worker/src crates/transport/src
 CTL_SOURCES  = Cargo.toml Cargo.lock crates/core/src crates/worker/src crates/transport/src crates/outboxctl/src
 
-.PHONY: all build-ctl help demo check test test-systems test-all test-major test-minors test-pg-upgrade majors chaos bench build install install-ctl installcheck deb rpm release sql lint deny fmt clean
+.PHONY: all build-ctl help demo check test test-systems test-kind test-all test-major test-minors test-pg-upgrade majors chaos bench build install install-ctl installcheck deb rpm release sql lint deny fmt clean
 .PHONY: tools ctl-tools servers test-tools systems-tools package-tools private private-minor
 
 all: build build-ctl
@@ -77,6 +77,11 @@ PROMISES    = ten_thousand_events_of_many_writers_arrive_once_and_in_order_per_k
 test-systems: systems-tools private ## tests with a clean Debian, clients of other languages, a browser and Prometheus
 	$(BUILD_TESTS)
 	$(RUN) $(RUN_TESTS) systems $(if $(ONLY),-- $(ONLY))
+
+test-kind: FEATURES = toy
+test-kind: test-tools private ## a kind of destination for tests, on a server of its own: one folder and one line
+	$(BUILD_TESTS)
+	$(RUN) $(RUN_TESTS) kind
 
 # One selection of packages for all builds: another one would select other features, and compile the dependencies again.
 CRATES      = --workspace --exclude outbox
@@ -145,7 +150,7 @@ bench: private ## measure speed beside what it is compared with; ROWS=drain,late
 
 # pgrx 0.19 declares Rust 1.96, and compiles with 1.95. cargo still refuses an older one.
 EXTENSION = -p outbox --locked $(if $(filter 1.95.%,$(shell $(CARGO) --version)),--ignore-rust-version) --profile $(PROFILE) \
-  --no-default-features --features pg$(PG_MAJOR)
+  --no-default-features --features "pg$(PG_MAJOR) $(FEATURES)"
 
 build: tools ## build the extension; `make` alone builds outboxctl too
 	PGRX_PG_CONFIG_PATH=$(PG_CONFIG_PATH) CARGO_TARGET_DIR=$(PG_TARGET) \
@@ -231,11 +236,14 @@ package-tools: # what builds packages
 
 private: servers # a copy of the installed server under target/ with this extension in it; the installation itself is left alone
 	@mkdir -p target
-	@tests/support/mirror_pg.sh $(PG_CONFIG_PATH) target/private/pg$(PG_MAJOR) > target/private.root || { cat target/private.root; exit 1; }
-	@$(MAKE) --no-print-directory build PG_CONFIG=$(PG_CONFIG_PATH) PROFILE=$(PROFILE)
-	@rm -f $$(tail -n 1 target/private.root)$$($(PG_CONFIG) --sharedir)/extension/outbox--*.sql
-	@$(MAKE) --no-print-directory install DESTDIR=$$(tail -n 1 target/private.root) PG_CONFIG=$(PG_CONFIG_PATH) PROFILE=$(PROFILE)
+	@tests/support/mirror_pg.sh $(PG_CONFIG_PATH) target/private/pg$(PG_MAJOR)$(FEATURES) > $(PRIVATE_ROOT) || { cat $(PRIVATE_ROOT); exit 1; }
+	@$(MAKE) --no-print-directory build PG_CONFIG=$(PG_CONFIG_PATH) PROFILE=$(PROFILE) FEATURES=$(FEATURES)
+	@rm -f $$(tail -n 1 $(PRIVATE_ROOT))$$($(PG_CONFIG) --sharedir)/extension/outbox--*.sql
+	@$(MAKE) --no-print-directory install DESTDIR=$$(tail -n 1 $(PRIVATE_ROOT)) PG_CONFIG=$(PG_CONFIG_PATH) PROFILE=$(PROFILE)
 
-RUN = OUTBOX_PG_ROOT=$$(tail -n 1 target/private.root) \
-      OUTBOX_PG_BINDIR=$$(tail -n 1 target/private.root)$$($(PG_CONFIG) --bindir) \
+# Where the path of the private server is.
+PRIVATE_ROOT = target/private$(FEATURES).root
+
+RUN = OUTBOX_PG_ROOT=$$(tail -n 1 $(PRIVATE_ROOT)) \
+      OUTBOX_PG_BINDIR=$$(tail -n 1 $(PRIVATE_ROOT))$$($(PG_CONFIG) --bindir) \
       $(if $(RABBITMQ),OUTBOX_RABBITMQ_BINDIR=$(or $(realpath $(MAJORS)/rabbitmq-$(RABBITMQ)),$(error there is no RabbitMQ $(RABBITMQ): run `make majors`)))

@@ -5378,7 +5378,7 @@ comment on view outbox_internal.problems is
 
 create view @extschema@.outbox_health as
 select c.name as "check", p.destination, p.problem is null as ok, p.problem collate "default" as problem, p.remedy,
-       p.code, jsonb_object(p.args) as args, (jsonb_object(p.args) ->> 'since')::timestamptz as since, p.commands
+       p.code, jsonb_strip_nulls(jsonb_object(p.args)) as args, (jsonb_object(p.args) ->> 'since')::timestamptz as since, p.commands
 from unnest('{preload,enabled,standby,version,standbys,identity,partitions,sequence,role,schema,triggers,workers,destination,database,'
             'maintenance,source,capture,paused,broker,blocked,retrying,dead letters,keys,room,transactions,locks,lag}'::text[])
        with ordinality c (name, n)

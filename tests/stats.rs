@@ -297,7 +297,7 @@ fn a_check_of_a_url_does_not_claim_to_have_called_it() {
     let (step, _, detail) = found.last().expect("steps");
     assert_eq!(step, "connection");
     assert!(
-        detail.contains("a URL is not tried before a message is sent to it"),
+        detail.contains("it is not tried before a message is sent to it"),
         "{found:?}"
     );
 }

@@ -1,19 +1,27 @@
 -- Destinations: where messages go. One always exists, "default", described by the settings outbox.url and so on. Others
 -- are foreign servers, so that CREATE SERVER, GRANT USAGE, user mappings, \des and pg_dump work as usual.
 
-create function outbox_internal.kinds()
-returns text[] language c immutable parallel safe as 'MODULE_PATHNAME', 'outbox_kinds_wrapper';
-comment on function outbox_internal.kinds() is
-  'The kinds of destinations that the library knows, four texts each: foreign data wrapper, protocol, what a destination is,'
-  ' and the word for what is at its other end.';
+create function outbox_internal.kind_texts()
+returns text[] language c immutable parallel safe as 'MODULE_PATHNAME', 'outbox_kind_texts_wrapper';
+comment on function outbox_internal.kind_texts() is
+  'The kinds of destinations that the library knows; the view kinds names the texts of each.';
+
+create view outbox_internal.kinds as
+select k.n[i] as wrapper, k.n[i + 1] as protocol, k.n[i + 2] as about, k.n[i + 3] as peer,
+       k.n[i + 4]::boolean as connects_first, k.n[i + 5] as place, k.n[i + 6] as without_mapping, i = 1 as of_settings
+from (select outbox_internal.kind_texts() as n offset 0) k cross join generate_series(1, cardinality(k.n), 7) i;
+comment on view outbox_internal.kinds is
+  'The kinds of destinations: foreign data wrapper, protocol, what a destination is, the word for what is at its other end,'
+  ' whether it connects before the first message, to what (NULL = that is not checked), and what it logs in with if there is no'
+  ' user mapping.';
 
 create function outbox_internal.add_kinds()
 returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-  kinds constant text[] := outbox_internal.kinds();
+  kind record;
 begin
-  for n in 1 .. cardinality(kinds) by 4 loop
-    continue when exists (select from pg_foreign_data_wrapper w where w.fdwname = kinds[n]);
+  for kind in select k.* from outbox_internal.kinds k loop
+    continue when exists (select from pg_foreign_data_wrapper w where w.fdwname = kind.wrapper);
     execute format(
       'create function %1$s.%2$I(options text[], catalog oid)'
       ' returns void language c strict as ''MODULE_PATHNAME'', ''outbox_validator_wrapper'';'
@@ -21,8 +29,8 @@ begin
       ' create foreign data wrapper %3$I no handler validator %1$s.%2$I;'
       ' comment on foreign data wrapper %3$I is %5$L;'
       ' grant usage on foreign data wrapper %3$I to outbox_admin',
-      '@extschema@', kinds[n] || '_validator', kinds[n],
-      format('Internal: checks the options of servers and user mappings of %s.', kinds[n]), kinds[n + 2]);
+      '@extschema@', kind.wrapper || '_validator', kind.wrapper,
+      format('Internal: checks the options of servers and user mappings of %s.', kind.wrapper), kind.about);
   end loop;
 end
 $$;

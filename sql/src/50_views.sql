@@ -838,7 +838,7 @@ cross join lateral (
       cross join lateral (select 'others' as name
                           union all select 'others_' || split_part(y, '=', 1) from unnest(o.srvoptions) y) n
       where d.server is null and f.destination = 'default' and o.srvname <> 'default'
-        and w.fdwname = (outbox_internal.kinds())[1]
+        and w.fdwname = (select k.wrapper from outbox_internal.kinds k where k.of_settings)
       group by n.name) x) p
   cross join lateral unnest(p.pair) with ordinality v (text, n)) o
 cross join lateral outbox_internal.worded(f.code, f.args || array[
@@ -852,7 +852,7 @@ comment on view outbox_internal.problems is
 
 create view @extschema@.outbox_health as
 select c.name as "check", p.destination, p.problem is null as ok, p.problem collate "default" as problem, p.remedy,
-       p.code, jsonb_object(p.args) as args, (jsonb_object(p.args) ->> 'since')::timestamptz as since, p.commands
+       p.code, jsonb_strip_nulls(jsonb_object(p.args)) as args, (jsonb_object(p.args) ->> 'since')::timestamptz as since, p.commands
 from unnest('{preload,enabled,standby,version,standbys,identity,partitions,sequence,role,schema,triggers,workers,destination,database,'
             'maintenance,source,capture,paused,broker,blocked,retrying,dead letters,keys,room,transactions,locks,lag}'::text[])
        with ordinality c (name, n)

@@ -17,6 +17,7 @@ declare
     and exists (select from outbox_internal.shared_memory('server') s (n) where s.n[1]::boolean and s.n[2] is null);
   worker_role constant name := current_setting('outbox.worker_role');
   described record;
+  kind record;
   pause record;
   workers bigint;
   answers bigint;
@@ -31,12 +32,14 @@ begin
   step := 'exists';
   ok := described.destination is not null;
   if not ok then
-    detail := format('destination "%s" does not exist: CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp or'
-                     ' outbox_http', destination);
+    detail := format('destination "%s" does not exist: CREATE SERVER %1$I FOREIGN DATA WRAPPER %s', destination,
+                     (select string_agg(k.wrapper, ' or ') from outbox_internal.kinds k));
     return next;
     return;
   end if;
-  detail := case when described.by_settings then 'described by the settings outbox.url, outbox.exchange and so on'
+  select k.* into kind from outbox_internal.kinds k
+  where k.wrapper = described.wrapper or described.wrapper is null and k.of_settings;
+  detail := case when described.by_settings then 'described by the settings outbox.url and so on'
                  else format('a server of %s', described.wrapper) end;
   return next;
 
@@ -62,9 +65,8 @@ begin
     when exists (select from pg_user_mappings m where m.srvid = described.server and m.umuser = 0)
       then 'there is a user mapping for PUBLIC'
     else format('there is no user mapping for %I: ', worker_role) || case
-      when described.wrapper = 'outbox_http' then 'no secret is used'
-      when exists (select from unnest(described.options) o where o like 'url=%')
-        then 'the user is the one in the option url, the password is guest'
+      when not kind.of_settings or exists (select from unnest(described.options) o where o like 'url=%')
+        then kind.without_mapping
       else 'user and password are in the settings' end end;
   return next;
 
@@ -120,8 +122,7 @@ begin
   step := 'connection';
   ok := case when seen.state = 'connected' then true when seen.state in ('down', 'blocked') then false end;
   detail := case
-    when ok and described.wrapper = 'outbox_http'
-      then 'no problem is known: a URL is not tried before a message is sent to it'
+    when ok and not kind.connects_first then 'no problem is known: it is not tried before a message is sent to it'
     when ok then concat_ws(', ', format('connected since %s', date_trunc('seconds', seen.since)), seen.detail) || stale
     when seen.state in ('down', 'blocked') then concat_ws(': ', seen.state, seen.reason, seen.detail) || stale
     when seen.state = 'connecting' then 'a worker is connecting' || stale
@@ -129,11 +130,11 @@ begin
     else 'not known' end;
   return next;
 
-  if described.wrapper is distinct from 'outbox_http' then
-    step := 'exchange';
-    ok := case when seen.state = 'connected' then true when seen.reason like 'exchange\_%' then false end;
-    detail := case when ok then 'the exchange exists' || stale
-                   when seen.reason like 'exchange\_%' then seen.detail || stale
+  if kind.place is not null then
+    step := kind.place;
+    ok := case when seen.state = 'connected' then true when starts_with(seen.reason, kind.place || '_') then false end;
+    detail := case when ok then format('the %s exists', kind.place) || stale
+                   when not ok then seen.detail || stale
                    else 'not known without a connection' end;
     return next;
   end if;

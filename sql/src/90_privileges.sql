@@ -108,7 +108,7 @@ grant select on
   @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_passes,
   outbox_internal.blockers, outbox_internal.first_pending, outbox_internal.first_shown,
   outbox_internal.dead_counts, outbox_internal.event_times, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.connections,
-  outbox_internal.findings, outbox_internal.problems, outbox_internal.definer_functions, outbox_internal.installed_functions
+  outbox_internal.kinds, outbox_internal.findings, outbox_internal.problems, outbox_internal.definer_functions, outbox_internal.installed_functions
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded, @extschema@.outbox_open_transactions, @extschema@.outbox_not_adopted,
@@ -119,7 +119,7 @@ grant execute on function
 grant execute on function
   outbox_internal.shared_memory, outbox_internal.not_adopted, outbox_internal.source_problem,
   outbox_internal.history_partitions, outbox_internal.system_identifier, outbox_internal.schema_problem,
-  outbox_internal.worded, outbox_internal.kinds, outbox_internal.mapping_problem,
+  outbox_internal.worded, outbox_internal.kind_texts, outbox_internal.mapping_problem,
   outbox_internal.server_workers, outbox_internal.has_ended, outbox_internal.leases_last,
   outbox_internal.claims_last, outbox_internal.destinations, outbox_internal.blocked_lanes, outbox_internal.request_recheck,
   outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.message_rows, outbox_internal.obstacles,

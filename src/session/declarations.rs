@@ -61,14 +61,17 @@ fn outbox_validator(options: SqlTexts, catalog: Oid, fcinfo: pg_sys::FunctionCal
     }
 }
 
-/// The kinds of destinations: wrapper, protocol, what a destination is, and the word for what is at its other end; four
-/// texts each.
+/// The kinds of destinations, seven texts each, which the view `outbox_internal.kinds` names.
 #[pg_extern(sql = false)]
-fn outbox_kinds() -> Vec<SqlText> {
-    let texts = KINDS
-        .iter()
-        .flat_map(|kind| [kind.wrapper, kind.protocol, kind.about, kind.peer]);
-    texts.map(|text| SqlText::from(text.to_owned())).collect()
+fn outbox_kind_texts() -> Vec<Option<SqlText>> {
+    let texts = KINDS.iter().flat_map(|kind| {
+        let connects_first = if kind.connects_first { "true" } else { "false" };
+        let known = [kind.wrapper, kind.protocol, kind.about, kind.peer, connects_first].map(Some);
+        known.into_iter().chain([kind.place, Some(kind.without_mapping)])
+    });
+    texts
+        .map(|text| text.map(|text| SqlText::from(text.to_owned())))
+        .collect()
 }
 
 /// The problem of the user mapping that the workers in the server use for this server, if they may not deliver with it.

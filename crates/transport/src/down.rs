@@ -1,67 +1,64 @@
-//! Why messages cannot be sent to a destination: one word for the reason, and the detail.
+//! Why messages cannot be sent to a destination: one word for the reason, and what is known of the cause.
 
 use outbox_core::finding::Finding;
-use outbox_core::words::Word;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 
-outbox_core::words! {
-    /// Why the connection is down. `Display` describes the cause in a phrase for the health view.
-    pub enum DownReason {
-        Unreachable = "unreachable",
-        /// The process of the worker, or its machine, has no descriptor, thread or port left. Says nothing about the
-        /// peer.
-        ProcessLimit = "process_limit",
-        AuthRefused = "auth_refused",
-        /// AMQP: the user has no permission to declare the exchange or to write to it.
-        PermissionDenied = "permission_denied",
-        VhostRefused = "vhost_refused",
-        /// AMQP: a limit of connections of the broker, the virtual host or the user.
-        ConnectionLimit = "connection_limit",
-        ExchangeMissing = "exchange_missing",
-        ExchangeMismatch = "exchange_mismatch",
-        /// AMQP: the broker has no such type of exchange, for example because a plugin is not enabled.
-        ExchangeTypeUnknown = "exchange_type_unknown",
-        /// AMQP: each message is refused (`basic.nack`) by a queue, for example a full one.
-        QueueRefused = "queue_refused",
-        Timeout = "timeout",
-        TlsFailed = "tls_failed",
-        Protocol = "protocol",
-        Closed = "closed",
-        /// The address is neither public nor on the allow list.
-        AddressRefused = "address_refused",
-        /// HTTP: the URL has moved, does not exist, or does not accept messages.
-        EndpointRefused = "endpoint_refused",
-        /// HTTP: the receiver limits the rate of requests.
-        Throttled = "throttled",
-        /// HTTP: the receiver is temporarily unavailable.
-        Unavailable = "unavailable",
+/// Why a connection is down: a word for the column `reason`, and a phrase for the log. A kind of destination has its own in
+/// addition to these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DownReason {
+    name: &'static str,
+    phrase: &'static str,
+}
+
+impl DownReason {
+    pub const UNREACHABLE: Self = Self::new("unreachable", "the destination cannot be reached");
+    /// The process of the worker, or its machine, has no descriptor, thread or port left. Says nothing about the peer.
+    pub const PROCESS_LIMIT: Self = Self::new("process_limit", "a limit of the worker's process is reached");
+    pub const AUTH_REFUSED: Self = Self::new("auth_refused", "the destination refuses the user or the password");
+    pub const PERMISSION_DENIED: Self = Self::new("permission_denied", "the user lacks a permission");
+    pub const CONNECTION_LIMIT: Self = Self::new("connection_limit", "a limit of connections is reached");
+    /// Each message is refused by a queue, for example a full one.
+    pub const QUEUE_REFUSED: Self = Self::new("queue_refused", "a queue refuses the messages");
+    pub const TIMEOUT: Self = Self::new("timeout", "the destination did not answer in time");
+    pub const TLS_FAILED: Self = Self::new("tls_failed", "TLS failed");
+    pub const PROTOCOL: Self = Self::new("protocol", "the peer violated the protocol, or speaks another one");
+    pub const CLOSED: Self = Self::new("closed", "the connection was closed");
+    /// The address is neither public nor on the allow list.
+    pub const ADDRESS_REFUSED: Self = Self::new(
+        "address_refused",
+        "the address is not public, and outbox.http_allow does not list it",
+    );
+
+    /// Those of all kinds.
+    pub const ALL: [Self; 11] = [
+        Self::UNREACHABLE,
+        Self::PROCESS_LIMIT,
+        Self::AUTH_REFUSED,
+        Self::PERMISSION_DENIED,
+        Self::CONNECTION_LIMIT,
+        Self::QUEUE_REFUSED,
+        Self::TIMEOUT,
+        Self::TLS_FAILED,
+        Self::PROTOCOL,
+        Self::CLOSED,
+        Self::ADDRESS_REFUSED,
+    ];
+
+    pub const fn new(name: &'static str, phrase: &'static str) -> Self {
+        Self { name, phrase }
+    }
+
+    pub fn name(self) -> &'static str {
+        self.name
     }
 }
 
 impl fmt::Display for DownReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Unreachable => "the destination cannot be reached",
-            Self::ProcessLimit => "a limit of the worker's process is reached",
-            Self::AuthRefused => "the destination refuses the user or the password",
-            Self::PermissionDenied => "the user lacks a permission on the exchange",
-            Self::VhostRefused => "the virtual host does not exist, or the user may not access it",
-            Self::ConnectionLimit => "a limit of connections is reached",
-            Self::ExchangeMissing => "the exchange does not exist",
-            Self::ExchangeMismatch => "the exchange exists with other properties",
-            Self::ExchangeTypeUnknown => "the broker does not know the type of the exchange",
-            Self::QueueRefused => "a queue refuses the messages",
-            Self::Timeout => "the destination did not answer in time",
-            Self::TlsFailed => "TLS failed",
-            Self::Protocol => "the peer violated the protocol, or speaks another one",
-            Self::Closed => "the connection was closed",
-            Self::AddressRefused => "the address is not public, and outbox.http_allow does not list it",
-            Self::EndpointRefused => "the URL does not accept messages",
-            Self::Throttled => "the destination asks for fewer requests",
-            Self::Unavailable => "the destination reports that it is not available",
-        })
+        f.write_str(self.phrase)
     }
 }
 
@@ -97,7 +94,7 @@ impl Fault {
     pub(crate) fn of_connect(otherwise: DownReason, error: &io::Error, to: SocketAddr) -> Self {
         match error.kind() {
             io::ErrorKind::AddrNotAvailable if to.is_ipv4() => Self::new(
-                DownReason::ProcessLimit,
+                DownReason::PROCESS_LIMIT,
                 format!("no port is left for a connection to {to}: {error}"),
             ),
             _ => Self::of_call(otherwise, error, &to.to_string()),
@@ -107,7 +104,7 @@ impl Fault {
     /// The fault of a system call that failed: `otherwise`, unless a limit on our side is the cause.
     pub(crate) fn of_call(otherwise: DownReason, error: &io::Error, what: &str) -> Self {
         match limit_of(error) {
-            Some(limit) => Self::new(DownReason::ProcessLimit, format!("{limit}: {what}: {error}")),
+            Some(limit) => Self::new(DownReason::PROCESS_LIMIT, format!("{limit}: {what}: {error}")),
             None => Self::new(otherwise, format!("{what}: {error}")),
         }
     }
@@ -130,8 +127,8 @@ pub(crate) fn limit_of(error: &io::Error) -> Option<&'static str> {
 pub(crate) fn lookup_fault(error: &io::Error) -> Fault {
     let what = "cannot resolve the host";
     match std::fs::File::open("/dev/null") {
-        Err(ours) if limit_of(&ours).is_some() => Fault::of_call(DownReason::Unreachable, &ours, what),
-        _ => Fault::of_call(DownReason::Unreachable, error, what),
+        Err(ours) if limit_of(&ours).is_some() => Fault::of_call(DownReason::UNREACHABLE, &ours, what),
+        _ => Fault::of_call(DownReason::UNREACHABLE, error, what),
     }
 }
 

@@ -157,17 +157,17 @@ mod tests {
     use crate::down::DownReason;
     use crate::kinds::KINDS;
     use outbox_core::finding::check_table;
-    use outbox_core::words::Word;
 
     #[test]
     fn each_code_has_its_words() {
         for table in KINDS.iter().map(|kind| kind.words).chain([WORDS]) {
             assert_eq!(check_table(table), Ok(()));
         }
-        let tables = || KINDS.iter().map(|kind| kind.words).chain([WORDS]);
-        for reason in DownReason::ALL {
-            let is_plain = matches!(reason, DownReason::Protocol | DownReason::Closed);
-            let has_words = tables().flatten().any(|words| words.code == reason.name());
+        let own = KINDS.iter().flat_map(|kind| kind.reasons);
+        for reason in own.chain(&DownReason::ALL) {
+            let mut tables = KINDS.iter().map(|kind| kind.words).chain([WORDS]);
+            let is_plain = matches!(*reason, DownReason::PROTOCOL | DownReason::CLOSED);
+            let has_words = tables.any(|table| table.iter().any(|words| words.code == reason.name()));
             assert!(has_words || is_plain, "{}", reason.name());
         }
     }

@@ -6,7 +6,7 @@ use crate::Publisher;
 use crate::connected::{BACKOFF_MAX, BACKOFF_MIN, PATIENCE, Terms};
 #[cfg(feature = "toy")]
 use crate::deadline::Deadline;
-use crate::down::Fault;
+use crate::down::{DownReason, Fault};
 #[cfg(feature = "toy")]
 use crate::lookup::CONNECTION_LIFE;
 use crate::options::{Certificates, Options, Refused, Setting};
@@ -36,6 +36,10 @@ pub struct Kind {
     /// Whether there is a connection before the first message: "connected" then proves that the peer can be reached, and a
     /// recheck makes another one.
     pub connects_first: bool,
+    /// What it connects to, if that is checked then: its reasons begin with this word.
+    pub place: Option<&'static str>,
+    /// What it logs in with, if there is no user mapping and it has a URL of its own.
+    pub without_mapping: &'static str,
     /// Whether the messages of a key go one after the other, each when the last one was answered.
     pub one_by_one: bool,
     /// Whether a destination that anyone describes may be in a private network.
@@ -50,6 +54,8 @@ pub struct Kind {
     pub of_mapping: &'static [&'static str],
     /// The settings of the server that are options of its default destination.
     pub settings: &'static [Setting],
+    /// Why a connection of this kind may be down, in addition to what all kinds have.
+    pub reasons: &'static [DownReason],
     /// The words of its findings, in addition to those of all kinds.
     pub words: &'static [Words],
     /// Reads the options that only this kind has.

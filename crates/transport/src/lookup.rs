@@ -230,7 +230,7 @@ impl Host {
     }
 
     fn permitted(&self, found: Option<Found>) -> Found {
-        let too_slow = || Fault::new(DownReason::Unreachable, "resolving the host takes too long");
+        let too_slow = || Fault::new(DownReason::UNREACHABLE, "resolving the host takes too long");
         self.allow
             .permitted(&self.lookup.endpoint.host, found.ok_or_else(too_slow)??)
     }
@@ -240,7 +240,7 @@ impl Host {
         Connect {
             host: self,
             round: self.order().round(addresses, until),
-            fault: Fault::new(DownReason::Unreachable, ""),
+            fault: Fault::new(DownReason::UNREACHABLE, ""),
         }
     }
 
@@ -286,19 +286,19 @@ impl Connect<'_> {
     /// The next address, and the time limit for all steps of connecting to it.
     pub(crate) fn next(&mut self) -> Option<(SocketAddr, Duration)> {
         // With no descriptor or port left, another address fails as well.
-        let is_ours = self.fault.reason == DownReason::ProcessLimit;
+        let is_ours = self.fault.reason == DownReason::PROCESS_LIMIT;
         if is_ours { None } else { self.round.next(Instant::now()) }
     }
 
     pub(crate) fn failed(&mut self, address: SocketAddr, fault: Fault) {
-        if fault.reason != DownReason::ProcessLimit {
+        if fault.reason != DownReason::PROCESS_LIMIT {
             self.host.failed(address);
         }
         // What a peer answers says more than that another one does not.
         let says_little = |reason| {
             matches!(
                 reason,
-                DownReason::Unreachable | DownReason::Timeout | DownReason::Closed
+                DownReason::UNREACHABLE | DownReason::TIMEOUT | DownReason::CLOSED
             )
         };
         self.round.failed(address, fault.finding.detail.clone());

@@ -69,7 +69,7 @@ impl AllowList {
         });
         match refused {
             Some((address, class)) if addresses.is_empty() => {
-                let mut fault = Fault::new(DownReason::AddressRefused, format!("{address} is {class}"));
+                let mut fault = Fault::new(DownReason::ADDRESS_REFUSED, format!("{address} is {class}"));
                 fault.finding = fault.finding.with("address", address.to_string());
                 Err(fault)
             }

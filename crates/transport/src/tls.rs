@@ -4,7 +4,6 @@
 //! The peer's certificate and name are always checked; there is no switch to turn this off. TLS 1.2 and 1.3.
 
 use crate::down::{DownReason, Fault};
-use outbox_core::words::Word;
 use rustls::client::{ResolvesClientCert, Resumption};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
@@ -240,9 +239,9 @@ pub(crate) fn fault(error: &Error) -> Fault {
         Error::InvalidCertificate(C::UnknownIssuer | C::BadSignature) => "tls_ca",
         Error::AlertReceived(A::HandshakeFailure) => "tls_handshake",
         Error::AlertReceived(alert) if is_about_certificate(*alert) => CLIENT_CERTIFICATE,
-        _ => DownReason::TlsFailed.name(),
+        _ => DownReason::TLS_FAILED.name(),
     };
-    Fault::coded(DownReason::TlsFailed, code, explain(error))
+    Fault::coded(DownReason::TLS_FAILED, code, explain(error))
 }
 
 /// The code of a peer that refuses or lacks the client certificate.

@@ -197,7 +197,7 @@ fn an_endpoint_that_falls_silent_with_messages_is_left_once_another_answers() {
     let [(reason, detail)] = downs(&desk)[..] else {
         panic!("{:?}", desk.states);
     };
-    assert_eq!(reason, DownReason::Timeout);
+    assert_eq!(reason, DownReason::TIMEOUT);
     assert!(detail.starts_with(&format!("127.0.0.1:{silent}: ")), "{detail}");
     assert!(
         detail.ends_with("the broker answers only on another connection"),

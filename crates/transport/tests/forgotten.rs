@@ -49,7 +49,7 @@ fn an_http_request_on_a_forgotten_connection_ends_before_its_timeout_and_charges
     desk.publish(vec![message(4)]);
     desk.until_answered(4);
     let (reason, detail) = desk.until_down();
-    assert_eq!(reason, DownReason::Timeout);
+    assert_eq!(reason, DownReason::TIMEOUT);
     assert!(detail.contains("acknowledge"), "{detail}");
     // The receiver never got it, so it is no failure of the message.
     assert!(matches!(desk.outcomes[&4], Outcome::Lost { .. }), "{:?}", desk.outcomes);
@@ -104,7 +104,7 @@ fn a_forgotten_connection_to_a_broker_is_given_up_before_the_confirm_timeout() {
     network.forget(peer.recv_timeout(DEADLINE).unwrap());
     desk.publish(peer::messages(1..2));
     let (reason, detail) = desk.until_down();
-    assert_eq!(reason, DownReason::Timeout);
+    assert_eq!(reason, DownReason::TIMEOUT);
     assert!(detail.contains("only on another connection"), "{detail}");
     desk.until_connected();
     desk.publish(peer::messages(2..3));

@@ -191,17 +191,17 @@ fn each_status_has_its_outcome() {
 #[test]
 fn each_failure_has_its_down_reason() {
     for (code, word) in [
-        (401, DownReason::AuthRefused),
-        (302, DownReason::EndpointRefused),
-        (404, DownReason::EndpointRefused),
-        (429, DownReason::Throttled),
-        (503, DownReason::Unavailable),
+        (401, "auth_refused"),
+        (302, "endpoint_refused"),
+        (404, "endpoint_refused"),
+        (429, "throttled"),
+        (503, "unavailable"),
     ] {
         let receiver = Receiver::start(move |_| status(code));
         let mut desk = Desk::start(receiver.config());
         desk.publish(vec![message(1)]);
         let (reason, detail) = desk.until_down();
-        assert_eq!(reason, word, "{detail}");
+        assert_eq!(reason.name(), word, "{detail}");
         desk.stop();
     }
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -211,7 +211,7 @@ fn each_failure_has_its_down_reason() {
         let mut desk = Desk::start(config);
         desk.publish(vec![message(1)]);
         let (reason, detail) = desk.until_down();
-        assert_eq!(reason, DownReason::Unreachable, "{detail}");
+        assert_eq!(reason, DownReason::UNREACHABLE, "{detail}");
         desk.stop();
     }
 }
@@ -447,7 +447,7 @@ fn nothing_is_sent_after_the_deadline() {
     desk.publish(vec![message(2), of_key(3, "k")]);
     desk.until_answered(3);
     let (reason, detail) = desk.until_down();
-    assert_eq!((reason, detail.as_str()), (DownReason::Closed, "the lease has expired"));
+    assert_eq!((reason, detail.as_str()), (DownReason::CLOSED, "the lease has expired"));
     assert!(
         [2, 3]
             .iter()
@@ -700,7 +700,7 @@ fn an_address_that_is_not_public_is_refused_unless_allowed() {
         desk.publish(vec![message(1)]);
         desk.until_answered(1);
         let down = desk.states.iter().any(|state| {
-            matches!(state, ConnectionState::Down(fault) if fault.reason == DownReason::AddressRefused && fault.finding.detail.contains("loopback"))
+            matches!(state, ConnectionState::Down(fault) if fault.reason == DownReason::ADDRESS_REFUSED && fault.finding.detail.contains("loopback"))
         });
         assert_eq!(
             down,

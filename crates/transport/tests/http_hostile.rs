@@ -77,27 +77,27 @@ enum Ends {
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\n";
 
 const PEERS: &[(&str, Ends, Play)] = &[
-    ("never answers", Ends::Down(DownReason::Timeout), |s| hang(&s)),
-    ("never reads", Ends::Down(DownReason::Timeout), |s| {
+    ("never answers", Ends::Down(DownReason::TIMEOUT), |s| hang(&s)),
+    ("never reads", Ends::Down(DownReason::TIMEOUT), |s| {
         let (_never, comes) = mpsc::channel::<()>();
         let _ = comes.recv_timeout(Duration::from_secs(5));
         drop(s);
         Ok(())
     }),
-    ("resets at once", Ends::Down(DownReason::Closed), reset),
-    ("closes at once", Ends::Down(DownReason::Closed), |_| Ok(())),
-    ("resets in the request", Ends::Down(DownReason::Closed), |mut s| {
+    ("resets at once", Ends::Down(DownReason::CLOSED), reset),
+    ("closes at once", Ends::Down(DownReason::CLOSED), |_| Ok(())),
+    ("resets in the request", Ends::Down(DownReason::CLOSED), |mut s| {
         s.read_exact(&mut [0; 10])?;
         reset(s)
     }),
-    ("resets behind the request", Ends::Down(DownReason::Closed), |s| {
+    ("resets behind the request", Ends::Down(DownReason::CLOSED), |s| {
         read(&s)?;
         reset(s)
     }),
-    ("closes behind the request", Ends::Down(DownReason::Closed), |s| {
+    ("closes behind the request", Ends::Down(DownReason::CLOSED), |s| {
         read(&s)
     }),
-    ("resets in the status line", Ends::Down(DownReason::Closed), |mut s| {
+    ("resets in the status line", Ends::Down(DownReason::CLOSED), |mut s| {
         read(&s)?;
         s.write_all(&OK[..10])?;
         reset(s)
@@ -110,7 +110,7 @@ const PEERS: &[(&str, Ends, Play)] = &[
         read(&s)?;
         s.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc")
     }),
-    ("drips the status line", Ends::Down(DownReason::Timeout), |s| {
+    ("drips the status line", Ends::Down(DownReason::TIMEOUT), |s| {
         read(&s)?;
         drip(&s, OK[..15].iter().copied().chain(std::iter::repeat(b'K')))
     }),
@@ -154,7 +154,7 @@ const PEERS: &[(&str, Ends, Play)] = &[
     }),
     (
         "is not available and sends a malformed header",
-        Ends::Down(DownReason::Unavailable),
+        Ends::Down(DownReason::new("unavailable", "")),
         |mut s| {
             read(&s)?;
             s.write_all(b"HTTP/1.1 503 x\r\nno header\r\n\r\n")?;
@@ -170,18 +170,18 @@ const PEERS: &[(&str, Ends, Play)] = &[
     }),
     (
         "sends a status line without end",
-        Ends::Down(DownReason::Protocol),
+        Ends::Down(DownReason::PROTOCOL),
         |mut s| {
             read(&s)?;
             s.write_all(b"HTTP/1.1 200 ")?;
             forever(&s, &[b'O'; 4096])
         },
     ),
-    ("sends 1xx without end", Ends::Down(DownReason::Protocol), |s| {
+    ("sends 1xx without end", Ends::Down(DownReason::PROTOCOL), |s| {
         read(&s)?;
         forever(&s, b"HTTP/1.1 103 Early Hints\r\nx: y\r\n\r\n")
     }),
-    ("switches protocols", Ends::Down(DownReason::Protocol), |mut s| {
+    ("switches protocols", Ends::Down(DownReason::PROTOCOL), |mut s| {
         read(&s)?;
         s.write_all(b"HTTP/1.1 101 x\r\nupgrade: y\r\nconnection: upgrade\r\n\r\n")?;
         hang(&s)
@@ -234,21 +234,21 @@ const PEERS: &[(&str, Ends, Play)] = &[
         s.write_all(&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 2, 3])?;
         forever(&s, &[0xed, 0xc1, 1, 1, 0, 0, 0, 0x80, 0x90])
     }),
-    ("does not speak HTTP", Ends::Down(DownReason::Protocol), |mut s| {
+    ("does not speak HTTP", Ends::Down(DownReason::PROTOCOL), |mut s| {
         read(&s)?;
         s.write_all(b"AMQP\0\0\x09\x01 and more, so that it does not look slow\r\n\r\n")?;
         hang(&s)
     }),
     (
         "has no number in its status",
-        Ends::Down(DownReason::Protocol),
+        Ends::Down(DownReason::PROTOCOL),
         |mut s| {
             read(&s)?;
             s.write_all(b"HTTP/1.1 abc x\r\n\r\n")?;
             hang(&s)
         },
     ),
-    ("speaks HTTP/2", Ends::Down(DownReason::Protocol), |mut s| {
+    ("speaks HTTP/2", Ends::Down(DownReason::PROTOCOL), |mut s| {
         read(&s)?;
         s.write_all(b"\0\0\x06\x04\0\0\0\0\0\0\x03\0\0\0\x64\r\n\r\n")?;
         hang(&s)
@@ -276,7 +276,7 @@ fn every_misbehaviour_ends_in_time_with_the_right_outcome() {
         let peer = Receiver::play(|stream, _, _| play(stream));
         // Only a peer that is slow gets a short timeout: a busy machine can make any other peer as slow.
         let timeout = match ends {
-            Ends::Down(DownReason::Timeout) | Ends::ConfirmedLate => Duration::from_millis(400),
+            Ends::Down(DownReason::TIMEOUT) | Ends::ConfirmedLate => Duration::from_millis(400),
             _ => DEADLINE,
         };
         let mut desk = Desk::start(HttpConfig {
@@ -290,7 +290,7 @@ fn every_misbehaviour_ends_in_time_with_the_right_outcome() {
         match ends {
             Ends::Down(reason) => {
                 let (found, detail) = desk.until_down();
-                assert_eq!(found, *reason, "a peer that {name}: {detail}");
+                assert_eq!(found.name(), reason.name(), "a peer that {name}: {detail}");
                 assert!(detail.chars().count() <= 200, "a peer that {name}: {detail}");
                 assert!(
                     matches!(desk.outcomes[&1], Outcome::Lost { .. } | Outcome::Unanswered { .. }),
@@ -372,7 +372,7 @@ fn stop_interrupts_a_pending_connect() {
         ..receiver::config(&url)
     });
     desk.publish(vec![message(1)]);
-    assert_eq!(desk.until_down().0, DownReason::Timeout);
+    assert_eq!(desk.until_down().0, DownReason::TIMEOUT);
     desk.stop();
 }
 

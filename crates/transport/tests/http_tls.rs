@@ -103,7 +103,7 @@ fn refused(config: HttpConfig) {
     let mut desk = Desk::start(config);
     desk.publish(vec![message(1)]);
     let (reason, detail) = desk.until_down();
-    assert_eq!(reason, DownReason::TlsFailed, "{detail}");
+    assert_eq!(reason, DownReason::TLS_FAILED, "{detail}");
     desk.until_answered(1);
     assert!(matches!(
         desk.outcomes[&1],

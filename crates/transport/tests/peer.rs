@@ -55,7 +55,7 @@ fn a_peer_that_closes_at_any_step_causes_down_and_leaves_no_thread() {
         let port = broker(move |peer| play_honestly(peer, steps));
         let (reason, detail) = down_reason(config(port));
         assert!(
-            matches!(reason, DownReason::Closed | DownReason::Unreachable),
+            matches!(reason, DownReason::CLOSED | DownReason::UNREACHABLE),
             "{steps}: {reason:?} {detail}"
         );
     }
@@ -71,7 +71,7 @@ fn a_peer_that_falls_silent_at_any_step_causes_down_in_time_and_leaves_no_thread
             peer.until_closed()
         });
         let (reason, detail) = down_reason(hasty(config(port)));
-        assert_eq!(reason, DownReason::Timeout, "{steps}: {detail}");
+        assert_eq!(reason, DownReason::TIMEOUT, "{steps}: {detail}");
     }
 }
 
@@ -79,7 +79,7 @@ fn a_peer_that_falls_silent_at_any_step_causes_down_in_time_and_leaves_no_thread
 fn no_listener_is_unreachable() {
     let _alone = alone();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    assert_eq!(down_reason(config(port)).0, DownReason::Unreachable);
+    assert_eq!(down_reason(config(port)).0, DownReason::UNREACHABLE);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn nested_tables_before_login_do_not_overflow_the_stack() {
             peer.until_closed()
         });
         let (reason, detail) = down_reason(config(port));
-        assert_eq!(reason, DownReason::Protocol, "{levels}: {detail}");
+        assert_eq!(reason, DownReason::PROTOCOL, "{levels}: {detail}");
     }
 }
 
@@ -164,7 +164,7 @@ fn nested_headers_of_a_return_do_not_overflow_the_stack() {
         "{:?}",
         desk.outcomes
     );
-    assert_eq!(desk.until_down().0, DownReason::Protocol);
+    assert_eq!(desk.until_down().0, DownReason::PROTOCOL);
     desk.stop();
     until_no_lapin_thread_is_left();
 }
@@ -182,7 +182,7 @@ fn the_error_names_a_peer_of_another_protocol() {
             peer.until_closed()
         });
         let (reason, detail) = down_reason(config(port));
-        assert_eq!(reason, DownReason::Protocol, "{detail}");
+        assert_eq!(reason, DownReason::PROTOCOL, "{detail}");
         assert!(detail.contains(word), "{detail}");
     }
 }
@@ -215,7 +215,7 @@ fn garbage_in_any_state_causes_only_down() {
             });
             let (reason, detail) = down_reason(config(port));
             assert!(
-                matches!(reason, DownReason::Protocol | DownReason::Closed),
+                matches!(reason, DownReason::PROTOCOL | DownReason::CLOSED),
                 "{steps}: {reason:?} {detail}"
             );
         }
@@ -373,7 +373,7 @@ fn a_missing_confirm_times_out_and_younger_messages_are_lost() {
             "{:?}",
             desk.outcomes
         );
-        assert_eq!(desk.until_down().0, DownReason::Timeout);
+        assert_eq!(desk.until_down().0, DownReason::TIMEOUT);
         desk.stop();
         until_no_lapin_thread_is_left();
         // On a busy machine they may be overdue, too, or come after the timeout.
@@ -702,7 +702,7 @@ fn a_closed_channel_loses_outstanding_messages_and_refuses_the_one_that_the_text
     assert!(matches!(&desk.outcomes[&1], Outcome::Unanswered { reason, .. } if reason.contains("larger than")));
     let reason = "the body has 5000 bytes; max_message_size of the broker is 4000".into();
     assert_eq!(desk.outcomes[&2], Outcome::Refused { reason });
-    assert_eq!(desk.until_down(), (DownReason::Closed, text.into()));
+    assert_eq!(desk.until_down(), (DownReason::CLOSED, text.into()));
     desk.until_connected();
     desk.publish(vec![publication(3, "k", body(10))]);
     desk.until_answered(4);

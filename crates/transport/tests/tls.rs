@@ -247,7 +247,7 @@ fn an_invalid_certificate_is_refused_and_the_reason_reported() {
                 peer.until_closed()
             });
             let (reason, detail) = down_reason(tls_config(port, trusted));
-            assert_eq!(reason, DownReason::TlsFailed, "{what}: {detail}");
+            assert_eq!(reason, DownReason::TLS_FAILED, "{what}: {detail}");
             assert!(words.iter().all(|word| detail.contains(word)), "{what}: {detail}");
         }
     }
@@ -280,14 +280,14 @@ fn a_peer_that_requests_a_client_certificate_gets_it_or_the_refusal_is_reported(
             peer.until_closed()
         });
         let (reason, detail) = down_reason(tls_config(port, &ca));
-        assert_eq!(reason, DownReason::TlsFailed, "{detail}");
+        assert_eq!(reason, DownReason::TLS_FAILED, "{detail}");
         assert!(
             detail.contains("asked for a client certificate and none is set"),
             "{detail}"
         );
 
         let (reason, detail) = down_reason(with_client(tls_config(port, &ca), &Ca::new().good()));
-        assert_eq!(reason, DownReason::TlsFailed, "{detail}");
+        assert_eq!(reason, DownReason::TLS_FAILED, "{detail}");
         assert!(detail.contains("our client certificate"), "{detail}");
 
         let mut desk = Desk::start(with_client(tls_config(port, &ca), &clients.good()));
@@ -298,7 +298,7 @@ fn a_peer_that_requests_a_client_certificate_gets_it_or_the_refusal_is_reported(
         // A peer that refuses the certificate without an alert.
         let port = tls_broker(server(&ca.good(), &[version], Some(&clients)), Peer::header);
         let (reason, detail) = down_reason(with_client(tls_config(port, &ca), &clients.good()));
-        assert_eq!(reason, DownReason::Closed, "{detail}");
+        assert_eq!(reason, DownReason::CLOSED, "{detail}");
         assert!(detail.contains("perhaps because of our client certificate"), "{detail}");
     }
 }
@@ -311,7 +311,7 @@ fn a_requested_certificate_does_not_hide_a_bad_server_certificate() {
     for version in VERSIONS {
         let port = tls_broker(server(&elsewhere, &[version], Some(&clients)), |peer| peer.connect());
         let (reason, detail) = down_reason(tls_config(port, &ca));
-        assert_eq!(reason, DownReason::TlsFailed, "{detail}");
+        assert_eq!(reason, DownReason::TLS_FAILED, "{detail}");
         assert!(
             detail.contains("rabbit.example") && !detail.contains("none is set"),
             "{detail}"
@@ -329,9 +329,9 @@ fn a_peer_that_closes_or_falls_silent_inside_tls_causes_down_and_leaves_no_threa
         let (reason, detail) = down_reason(tls_config(port, &ca));
         // With zero steps the peer closes before its handshake.
         let expected = if steps == 0 {
-            DownReason::TlsFailed
+            DownReason::TLS_FAILED
         } else {
-            DownReason::Closed
+            DownReason::CLOSED
         };
         assert_eq!(reason, expected, "{steps}: {detail}");
         assert!(!detail.contains("docs.rs"), "{detail}");
@@ -342,7 +342,7 @@ fn a_peer_that_closes_or_falls_silent_inside_tls_causes_down_and_leaves_no_threa
             peer.until_closed()
         });
         let (reason, detail) = down_reason(hasty(tls_config(port, &ca)));
-        assert_eq!(reason, DownReason::Timeout, "{steps}: {detail}");
+        assert_eq!(reason, DownReason::TIMEOUT, "{steps}: {detail}");
     }
 }
 
@@ -369,7 +369,7 @@ fn a_handshake_that_breaks_off_or_stalls_at_any_byte_causes_down_in_time() {
             let breaking = server.clone();
             let port = raw_server(move |mut tcp| answer_hello(&breaking, &mut tcp, bytes));
             let (reason, detail) = down_reason(tls_config(port, &ca));
-            assert_eq!(reason, DownReason::TlsFailed, "{bytes}: {detail}");
+            assert_eq!(reason, DownReason::TLS_FAILED, "{bytes}: {detail}");
             assert!(
                 detail.contains("closed the connection during the TLS handshake"),
                 "{bytes}: {detail}"
@@ -381,7 +381,7 @@ fn a_handshake_that_breaks_off_or_stalls_at_any_byte_causes_down_in_time() {
                 until_closed(tcp)
             });
             let (reason, detail) = down_reason(hasty(tls_config(port, &ca)));
-            assert_eq!(reason, DownReason::Timeout, "{bytes}: {detail}");
+            assert_eq!(reason, DownReason::TIMEOUT, "{bytes}: {detail}");
             assert!(detail.contains("TLS handshake"), "{bytes}: {detail}");
         }
     }
@@ -412,7 +412,7 @@ fn garbage_instead_of_a_handshake_causes_only_down() {
             until_closed(tcp)
         });
         let (reason, detail) = down_reason(tls_config(port, &ca));
-        assert_eq!(reason, DownReason::TlsFailed, "{detail}");
+        assert_eq!(reason, DownReason::TLS_FAILED, "{detail}");
     }
 }
 
@@ -428,7 +428,7 @@ fn the_guard_also_checks_decrypted_bytes() {
             peer.until_closed()
         });
         let (reason, detail) = down_reason(tls_config(port, &ca));
-        assert_eq!(reason, DownReason::Protocol, "{levels}: {detail}");
+        assert_eq!(reason, DownReason::PROTOCOL, "{levels}: {detail}");
     }
 }
 
@@ -441,17 +441,17 @@ fn amqps_to_a_plain_port_and_amqp_to_a_tls_port_are_reported_in_time() {
         tcp.write_all(b"AMQP\0\0\x09\x01") // as RabbitMQ does before it closes
     });
     let (reason, detail) = down_reason(tls_config(answering, &ca));
-    assert_eq!(reason, DownReason::TlsFailed, "{detail}");
+    assert_eq!(reason, DownReason::TLS_FAILED, "{detail}");
     assert!(detail.contains("does not speak TLS"), "{detail}");
 
     let silent = raw_server(until_closed);
     let (reason, detail) = down_reason(hasty(tls_config(silent, &ca)));
-    assert_eq!(reason, DownReason::Timeout, "{detail}");
+    assert_eq!(reason, DownReason::TIMEOUT, "{detail}");
     assert!(detail.contains("does the peer speak TLS"), "{detail}");
 
     let secure = tls_broker(server(&ca.good(), &VERSIONS, None), Peer::header);
     let (reason, detail) = down_reason(config(secure));
-    assert_eq!(reason, DownReason::Protocol, "{detail}");
+    assert_eq!(reason, DownReason::PROTOCOL, "{detail}");
     assert!(detail.contains("amqps://"), "{detail}");
 }
 

@@ -269,7 +269,7 @@ fn a_lost_connection_with_few_open_messages_wakes_the_worker_at_once() {
     desk.until_answered(2);
     let lost = |outcome: &Outcome| matches!(outcome, Outcome::Lost { .. } | Outcome::Unanswered { .. });
     assert!(desk.outcomes.values().all(lost), "{:?}", desk.outcomes);
-    assert_eq!(desk.until_down().0, DownReason::Closed);
+    assert_eq!(desk.until_down().0, DownReason::CLOSED);
     desk.stop();
     until_no_lapin_thread_is_left();
 }
@@ -290,7 +290,7 @@ fn a_closed_channel_with_few_open_messages_is_noticed() {
         "{:?}",
         desk.outcomes
     );
-    assert_eq!(desk.until_down().0, DownReason::ExchangeMissing);
+    assert_eq!(desk.until_down().0.name(), "exchange_missing");
     desk.stop();
     until_no_lapin_thread_is_left();
 }

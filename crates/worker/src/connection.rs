@@ -134,7 +134,7 @@ impl<P: DestinationPublisher> Connection<P> {
                 self.next_start = runtime.now() + RETRY_START;
                 self.status = match error {
                     NotStarted::Unusable(finding) => ConnectionStatus::plain(State::Unconfigured, Some(finding)),
-                    NotStarted::ProcessLimit(detail) => ConnectionStatus::down(DownReason::ProcessLimit, detail),
+                    NotStarted::ProcessLimit(detail) => ConnectionStatus::down(DownReason::PROCESS_LIMIT, detail),
                 };
             }
         }
@@ -213,7 +213,7 @@ impl<P: DestinationPublisher> Connection<P> {
         }
         if let Some(why) = died {
             self.next_start = now + RETRY_START;
-            self.status = ConnectionStatus::down(DownReason::Protocol, format!("the publisher thread ended: {why}"));
+            self.status = ConnectionStatus::down(DownReason::PROTOCOL, format!("the publisher thread ended: {why}"));
         }
         if ended.is_some() {
             self.publisher = None;

@@ -365,7 +365,7 @@ pub fn worker() -> (OwnWorker, Instant) {
         DestinationFacts {
             status: WorkerStatus {
                 state: WorkerState::Down,
-                reason: Some(StatusReason::Down(DownReason::Unreachable)),
+                reason: Some(StatusReason::Down(DownReason::UNREACHABLE)),
                 finding: Some(Finding::new("unreachable", "audit.internal:5671: connection refused")),
             },
             ..destination("audit", WorkerState::Down, 93.0)

@@ -4,6 +4,7 @@
 //! releases.
 
 use super::config::AmqpConfig;
+use super::findings::{EXCHANGE_MISMATCH, EXCHANGE_MISSING, EXCHANGE_TYPE_UNKNOWN, VHOST_REFUSED};
 use super::guard::{FRAME_BYTES_MAX, GuardedStream, Kit, LastBytes, SentBytes, Socket, SocketHandle, ThreadMark};
 use crate::connected::{CAUSE_LIMIT, Connector, Limit, Wire, dial};
 use crate::down::{DownReason, Fault, limit_of};
@@ -56,7 +57,7 @@ impl Connector for AmqpConfig {
 
     fn refusal() -> Fault {
         let text = "a queue refuses messages (basic.nack), and none is confirmed";
-        Fault::new(DownReason::QueueRefused, text)
+        Fault::new(DownReason::QUEUE_REFUSED, text)
     }
 }
 
@@ -76,7 +77,7 @@ async fn connect(
         Some(tls) => secure(config, tls, &to.host, &requested, tcp, limit).await?,
     };
     let (new_wire, stream, mark) = SocketHandle::new(socket)
-        .map_err(|e| Fault::of_call(DownReason::Unreachable, &e, "cannot share the socket"))?;
+        .map_err(|e| Fault::of_call(DownReason::UNREACHABLE, &e, "cannot share the socket"))?;
     let wire = wire.insert(new_wire);
     let sent_bytes = wire.sent_bytes();
     let mut set_up = pin!(set_up(config, to, sent_bytes, limit, &requested, stream, mark));
@@ -91,7 +92,7 @@ async fn connect(
         Err(blame_certificate(
             config,
             &requested,
-            Fault::new(DownReason::Closed, HUNG_UP),
+            Fault::new(DownReason::CLOSED, HUNG_UP),
         ))
     };
     timeout(CAUSE_LIMIT, set_up).await.unwrap_or_else(|_| unexplained())
@@ -139,7 +140,7 @@ async fn secure(
     tcp: TcpStream,
     limit: Limit,
 ) -> Result<Socket, Fault> {
-    let failed = |text: String| Fault::new(DownReason::TlsFailed, text);
+    let failed = |text: String| Fault::new(DownReason::TLS_FAILED, text);
     let client_config = tls.client_config().map_err(|e| failed(e.to_string()))?;
     let name = tls.server_name(host).map_err(|e| failed(e.to_string()))?;
     let handshake = TlsConnector::from(requested.record_in(&client_config)).connect(name, tcp);
@@ -154,7 +155,7 @@ async fn secure(
             })
         }
         Err(_) => Err(Fault::new(
-            DownReason::Timeout,
+            DownReason::TIMEOUT,
             format!(
                 "no answer to the TLS handshake within {:.1?}; does the peer speak TLS?",
                 limit.whole
@@ -167,8 +168,8 @@ async fn secure(
 fn blame_certificate(config: &AmqpConfig, requested: &CertificateRequested, fault: Fault) -> Fault {
     let with_certificate = config.tls.as_ref().is_some_and(|tls| tls.client.is_some());
     match fault.reason {
-        DownReason::Closed | DownReason::TlsFailed if requested.is_set() && !with_certificate => Fault::coded(
-            DownReason::TlsFailed,
+        DownReason::CLOSED | DownReason::TLS_FAILED if requested.is_set() && !with_certificate => Fault::coded(
+            DownReason::TLS_FAILED,
             tls::CLIENT_CERTIFICATE,
             format!(
                 "the peer asked for a client certificate and none is set ({})",
@@ -176,7 +177,7 @@ fn blame_certificate(config: &AmqpConfig, requested: &CertificateRequested, faul
             ),
         ),
         // The peer may have had another reason to close.
-        DownReason::Closed if requested.is_set() => {
+        DownReason::CLOSED if requested.is_set() => {
             fault.detailed(|detail| format!("{detail}, perhaps because of our client certificate"))
         }
         _ => fault,
@@ -270,7 +271,7 @@ pub(super) async fn within<T>(
     match timeout_at(limit.until, work).await {
         Ok(done) => done.map_err(|e| fault(&e)),
         Err(_) => Err(Fault::new(
-            DownReason::Timeout,
+            DownReason::TIMEOUT,
             format!("no answer to {step} within {:.1?}", limit.whole),
         )),
     }
@@ -280,12 +281,12 @@ pub(super) async fn within<T>(
 pub(crate) fn fault(error: &lapin::Error) -> Fault {
     let (reason, detail) = match error.kind() {
         ErrorKind::ProtocolError(e) => (protocol_reason(e), e.get_message().to_string()),
-        ErrorKind::MissingHeartbeatError => (DownReason::Timeout, "the broker sends no heartbeats".to_owned()),
+        ErrorKind::MissingHeartbeatError => (DownReason::TIMEOUT, "the broker sends no heartbeats".to_owned()),
         ErrorKind::IOError(e) => return io_fault(e),
         ErrorKind::ParsingError(_) | ErrorKind::InvalidProtocolVersion(_) | ErrorKind::AuthProviderError(_) => {
-            (DownReason::Protocol, error.to_string())
+            (DownReason::PROTOCOL, error.to_string())
         }
-        _ => (DownReason::Closed, error.to_string()),
+        _ => (DownReason::CLOSED, error.to_string()),
     };
     Fault::new(reason, detail)
 }
@@ -294,12 +295,12 @@ fn io_fault(error: &io::Error) -> Fault {
     let (reason, detail) = match (tls::error_in(error), error.kind()) {
         (Some(error), _) => return tls::fault(error),
         // lapin could not start its thread.
-        (None, _) if let Some(limit) = limit_of(error) => (DownReason::ProcessLimit, format!("{limit}: {error}")),
+        (None, _) if let Some(limit) = limit_of(error) => (DownReason::PROCESS_LIMIT, format!("{limit}: {error}")),
         // An error of `guard`. Every other I/O error is a connection that ended.
-        (None, io::ErrorKind::InvalidData) => (DownReason::Protocol, error.to_string()),
+        (None, io::ErrorKind::InvalidData) => (DownReason::PROTOCOL, error.to_string()),
         // For a peer that closed without a close_notify, rustls has a long text with a link.
-        (None, io::ErrorKind::UnexpectedEof) => (DownReason::Closed, HUNG_UP.to_owned()),
-        (None, _) => (DownReason::Closed, error.to_string()),
+        (None, io::ErrorKind::UnexpectedEof) => (DownReason::CLOSED, HUNG_UP.to_owned()),
+        (None, _) => (DownReason::CLOSED, error.to_string()),
     };
     Fault::new(reason, detail)
 }
@@ -308,25 +309,21 @@ fn protocol_reason(error: &AMQPError) -> DownReason {
     let says = |words: &str| error.get_message().as_str().contains(words);
     match error.kind() {
         // RabbitMQ answers 403 to a wrong password, and to what a user may not do.
-        AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) if says("Login was refused") => DownReason::AuthRefused,
-        AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => DownReason::PermissionDenied,
-        AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => DownReason::ExchangeMissing,
+        AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) if says("Login was refused") => DownReason::AUTH_REFUSED,
+        AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => DownReason::PERMISSION_DENIED,
+        AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => EXCHANGE_MISSING,
         // For a publish 406 can also mean "too large"; `session` reads the text.
-        AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) => DownReason::ExchangeMismatch,
+        AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) => EXCHANGE_MISMATCH,
         // 530: RabbitMQ reports this for a vhost that does not exist or that the user may not access, and for limits.
-        AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) if says("connection limit") => DownReason::ConnectionLimit,
-        AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => DownReason::VhostRefused,
+        AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) if says("connection limit") => DownReason::CONNECTION_LIMIT,
+        AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => VHOST_REFUSED,
         // rabbit_exchange:check_type/1 closes the connection.
-        AMQPErrorKind::Hard(AMQPHardError::COMMANDINVALID) if says("unknown exchange type") => {
-            DownReason::ExchangeTypeUnknown
-        }
-        AMQPErrorKind::Hard(AMQPHardError::CONNECTIONFORCED) => DownReason::Closed,
-        AMQPErrorKind::Hard(AMQPHardError::INVALIDPATH) => DownReason::VhostRefused,
+        AMQPErrorKind::Hard(AMQPHardError::COMMANDINVALID) if says("unknown exchange type") => EXCHANGE_TYPE_UNKNOWN,
+        AMQPErrorKind::Hard(AMQPHardError::CONNECTIONFORCED) => DownReason::CLOSED,
+        AMQPErrorKind::Hard(AMQPHardError::INVALIDPATH) => VHOST_REFUSED,
         // A virtual host that is stopped, or that failed to start (rabbit_reader.erl, is_vhost_alive/3).
-        AMQPErrorKind::Hard(AMQPHardError::INTERNALERROR) if says("vhost") && says(" is down") => {
-            DownReason::VhostRefused
-        }
-        _ => DownReason::Protocol,
+        AMQPErrorKind::Hard(AMQPHardError::INTERNALERROR) if says("vhost") && says(" is down") => VHOST_REFUSED,
+        _ => DownReason::PROTOCOL,
     }
 }
 
@@ -352,32 +349,32 @@ mod tests {
         for (error, reason) in [
             (
                 soft("ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN."),
-                DownReason::AuthRefused,
+                DownReason::AUTH_REFUSED,
             ),
             (
                 soft("ACCESS_REFUSED - write access to exchange 'x' in vhost '/' refused for user 'u'"),
-                DownReason::PermissionDenied,
+                DownReason::PERMISSION_DENIED,
             ),
             (
                 soft("ACCESS_REFUSED - cannot publish to internal exchange 'x' in vhost '/'"),
-                DownReason::PermissionDenied,
+                DownReason::PERMISSION_DENIED,
             ),
-            (hard("NOT_ALLOWED - vhost / not found"), DownReason::VhostRefused),
+            (hard("NOT_ALLOWED - vhost / not found"), VHOST_REFUSED),
             (
                 hard("NOT_ALLOWED - access to vhost '/' refused for user 'u': connection limit (1) is reached"),
-                DownReason::ConnectionLimit,
+                DownReason::CONNECTION_LIMIT,
             ),
             (
                 hard("NOT_ALLOWED - connection refused for user 'u': user connection limit (1) is reached"),
-                DownReason::ConnectionLimit,
+                DownReason::CONNECTION_LIMIT,
             ),
             (
                 invalid("COMMAND_INVALID - unknown exchange type 'x-consistent-hash'"),
-                DownReason::ExchangeTypeUnknown,
+                EXCHANGE_TYPE_UNKNOWN,
             ),
             (
                 invalid("COMMAND_INVALID - second 'channel.open' seen"),
-                DownReason::Protocol,
+                DownReason::PROTOCOL,
             ),
         ] {
             assert_eq!(protocol_reason(&error), reason, "{error:?}");

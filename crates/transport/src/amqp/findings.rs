@@ -5,6 +5,26 @@ use crate::down::{DownReason, Fault};
 use outbox_core::finding::{Finding, Words, words};
 use std::collections::BTreeSet;
 
+pub(super) const VHOST_REFUSED: DownReason = DownReason::new(
+    "vhost_refused",
+    "the virtual host does not exist, or the user may not access it",
+);
+pub(super) const EXCHANGE_MISSING: DownReason = DownReason::new("exchange_missing", "the exchange does not exist");
+pub(super) const EXCHANGE_MISMATCH: DownReason =
+    DownReason::new("exchange_mismatch", "the exchange exists with other properties");
+/// For example because a plugin is not enabled.
+pub(super) const EXCHANGE_TYPE_UNKNOWN: DownReason = DownReason::new(
+    "exchange_type_unknown",
+    "the broker does not know the type of the exchange",
+);
+
+pub static REASONS: &[DownReason] = &[
+    VHOST_REFUSED,
+    EXCHANGE_MISSING,
+    EXCHANGE_MISMATCH,
+    EXCHANGE_TYPE_UNKNOWN,
+];
+
 pub static WORDS: &[Words] = &[
     words(
         "auth_refused",
@@ -143,7 +163,7 @@ pub static WORDS: &[Words] = &[
     words(
         "no_url",
         "outbox.url is empty: there is no broker to deliver to",
-        "name the broker: `setting {url=?:alter}`",
+        "name the broker: `setting {url=amqp://localhost:alter}`",
     ),
 ];
 
@@ -159,29 +179,29 @@ pub fn of_refusal(fault: Fault, exchanges: &BTreeSet<String>, is_remote_guest: b
     let is_unfit = |name: &str| name.starts_with('-') || name.contains(char::is_control);
     let has_unfit = [vhost, user, Some(&pattern)].into_iter().flatten().any(is_unfit);
     let code = match (reason, vhost, user) {
-        (DownReason::ExchangeMismatch, ..) => {
+        (EXCHANGE_MISMATCH, ..) => {
             let property = between(&detail, "inequivalent arg '", "'");
             finding
                 .args
                 .extend(property.map(|property| ("property", property.to_owned())));
             return finding;
         }
-        (DownReason::ExchangeTypeUnknown, ..) => {
+        (EXCHANGE_TYPE_UNKNOWN, ..) => {
             let plugin = between(&detail, "unknown exchange type '", "'").and_then(plugin_of);
             finding.code = plugin.map_or(finding.code, |_| "exchange_plugin_disabled");
             finding.args.extend(plugin.map(|plugin| ("plugin", plugin.to_owned())));
             return finding;
         }
-        (DownReason::PermissionDenied, ..) if detail.contains("internal exchange") => "exchange_internal",
-        (DownReason::AuthRefused, ..) if is_remote_guest && !has_unfit => {
+        (DownReason::PERMISSION_DENIED, ..) if detail.contains("internal exchange") => "exchange_internal",
+        (DownReason::AUTH_REFUSED, ..) if is_remote_guest && !has_unfit => {
             finding.code = "guest_refused";
             return finding.with("vhost", vhost.unwrap_or("/")).with("pattern", pattern);
         }
         _ if has_unfit => return finding,
-        (DownReason::VhostRefused, Some(_), _) if detail.ends_with(" is down") => "vhost_down",
-        (DownReason::VhostRefused, Some(_), Some(_)) => "vhost_access",
-        (DownReason::VhostRefused, Some(_), None) => "vhost_missing",
-        (DownReason::ConnectionLimit, ..) => {
+        (VHOST_REFUSED, Some(_), _) if detail.ends_with(" is down") => "vhost_down",
+        (VHOST_REFUSED, Some(_), Some(_)) => "vhost_access",
+        (VHOST_REFUSED, Some(_), None) => "vhost_missing",
+        (DownReason::CONNECTION_LIMIT, ..) => {
             let limit: Option<u64> = between(&detail, "connection limit (", ")").and_then(|limit| limit.parse().ok());
             let of_user = user.is_some() && detail.contains("user connection limit");
             finding
@@ -193,7 +213,7 @@ pub fn of_refusal(fault: Fault, exchanges: &BTreeSet<String>, is_remote_guest: b
                 _ => finding.code,
             }
         }
-        (DownReason::PermissionDenied, Some(_), Some(_)) => "exchange_forbidden",
+        (DownReason::PERMISSION_DENIED, Some(_), Some(_)) => "exchange_forbidden",
         _ => return finding,
     };
     finding.code = code;
@@ -305,37 +325,37 @@ mod tests {
     fn the_words_of_rabbitmq_give_the_command() {
         for (reason, detail, command) in [
             (
-                DownReason::VhostRefused,
+                VHOST_REFUSED,
                 "NOT_ALLOWED - access to vhost 'new' refused for user 'u'",
                 r"rabbitmqctl set_permissions -p new u '^(docs|events\.v1)$' '^(docs|events\.v1)$' '^$'",
             ),
             (
-                DownReason::VhostRefused,
+                VHOST_REFUSED,
                 "NOT_ALLOWED - vhost new not found",
                 "rabbitmqctl add_vhost new",
             ),
             (
-                DownReason::VhostRefused,
+                VHOST_REFUSED,
                 "NOT_ALLOWED - vhost 'new' not found",
                 "rabbitmqctl add_vhost new",
             ),
             (
-                DownReason::VhostRefused,
+                VHOST_REFUSED,
                 "INTERNAL_ERROR - access to vhost 'new' refused for user 'u': vhost 'new' is down",
                 "rabbitmqctl restart_vhost -p new",
             ),
             (
-                DownReason::ConnectionLimit,
+                DownReason::CONNECTION_LIMIT,
                 "NOT_ALLOWED - access to vhost '/' refused for user 'u': connection limit (1) is reached",
                 r#"rabbitmqctl set_vhost_limits -p / '{"max-connections": 11}'"#,
             ),
             (
-                DownReason::ConnectionLimit,
+                DownReason::CONNECTION_LIMIT,
                 "NOT_ALLOWED - connection refused for user 'u': user connection limit (1) is reached",
                 r#"rabbitmqctl set_user_limits u '{"max-connections": 11}'"#,
             ),
             (
-                DownReason::ExchangeTypeUnknown,
+                EXCHANGE_TYPE_UNKNOWN,
                 "COMMAND_INVALID - unknown exchange type 'x-random'",
                 "rabbitmq-plugins enable rabbitmq_random_exchange",
             ),
@@ -344,9 +364,9 @@ mod tests {
             assert_eq!(found.first().map(String::as_str), Some(command), "{detail}");
         }
         for (reason, detail) in [
-            (DownReason::ConnectionLimit, "connection limit of the node"),
+            (DownReason::CONNECTION_LIMIT, "connection limit of the node"),
             (
-                DownReason::ExchangeTypeUnknown,
+                EXCHANGE_TYPE_UNKNOWN,
                 "COMMAND_INVALID - unknown exchange type 'x-unheard-of; id'",
             ),
         ] {
@@ -354,14 +374,10 @@ mod tests {
         }
         let internal = "ACCESS_REFUSED - cannot publish to internal exchange 'x' in vhost '/'";
         assert_eq!(
-            found(DownReason::PermissionDenied, internal, &["x"]).code,
+            found(DownReason::PERMISSION_DENIED, internal, &["x"]).code,
             "exchange_internal"
         );
-        let differs = found(
-            DownReason::ExchangeMismatch,
-            "inequivalent arg 'type' for exchange",
-            &["x"],
-        );
+        let differs = found(EXCHANGE_MISMATCH, "inequivalent arg 'type' for exchange", &["x"]);
         assert_eq!(differs.args, [("property", "type".to_owned())]);
         for (detail, code) in [
             ("low on memory", "memory_alarm"),
@@ -374,7 +390,7 @@ mod tests {
 
     #[test]
     fn guest_from_another_host_gets_a_user_of_its_own() {
-        let fault = Fault::new(DownReason::AuthRefused, "ACCESS_REFUSED - Login was refused");
+        let fault = Fault::new(DownReason::AUTH_REFUSED, "ACCESS_REFUSED - Login was refused");
         let exchanges = BTreeSet::from([String::new()]);
         assert_eq!(of_refusal(fault.clone(), &exchanges, false).code, "auth_refused");
         let finding = of_refusal(fault, &exchanges, true);
@@ -410,7 +426,7 @@ mod tests {
             format!("ACCESS_REFUSED - access to exchange 'x' in vhost '{vhost}' refused for user '{user}'")
         };
         for name in ["u;touch evil|sh", "it's", "my shop", "$(id)", "a\\", "'"] {
-            let permission = words(DownReason::PermissionDenied, &access(name, name), name).expect("a command");
+            let permission = words(DownReason::PERMISSION_DENIED, &access(name, name), name).expect("a command");
             let pattern = escaped(name);
             let user = format!("[-p][{name}][{name}]");
             // awk may read a backslash as an escape: then it finds no user, and gives no more.
@@ -422,20 +438,20 @@ mod tests {
                 "{permission}"
             );
             assert_eq!(
-                words(DownReason::VhostRefused, &access(name, name), name),
+                words(VHOST_REFUSED, &access(name, name), name),
                 Some(format!("[set_permissions]{user}[^{pattern}$][^{pattern}$][^$]"))
             );
             let limit = format!("{}: connection limit (1) is reached", access(name, name));
-            let limits = words(DownReason::ConnectionLimit, &limit, "x").expect("a command");
+            let limits = words(DownReason::CONNECTION_LIMIT, &limit, "x").expect("a command");
             assert!(
                 limits.starts_with(&format!("[set_vhost_limits][-p][{name}][{{")),
                 "{limits}"
             );
             let limit = format!("connection refused for user '{name}': user connection limit (1) is reached");
-            let limits = words(DownReason::ConnectionLimit, &limit, "x").expect("a command");
+            let limits = words(DownReason::CONNECTION_LIMIT, &limit, "x").expect("a command");
             assert!(limits.starts_with(&format!("[set_user_limits][{name}][{{")), "{limits}");
         }
-        let missing = words(DownReason::VhostRefused, "NOT_ALLOWED - vhost my shop not found", "x");
+        let missing = words(VHOST_REFUSED, "NOT_ALLOWED - vhost my shop not found", "x");
         assert_eq!(missing.as_deref(), Some("[add_vhost][my shop]"));
     }
 
@@ -443,7 +459,7 @@ mod tests {
     fn an_exchange_cannot_name_another_user_for_the_command() {
         let exchange = "x' in vhost 'v' refused for user 'evil";
         let detail = format!("access to exchange '{exchange}' in vhost '/' refused for user 'u' by backend b: no");
-        let command = words(DownReason::PermissionDenied, &detail, exchange).expect("a command");
+        let command = words(DownReason::PERMISSION_DENIED, &detail, exchange).expect("a command");
         assert!(command.starts_with("[set_permissions][-p][/][u]["), "{command}");
     }
 
@@ -457,10 +473,10 @@ mod tests {
             ("-v", "u", "x"),
         ] {
             let detail = format!("access to vhost '{vhost}' refused for user '{user}'");
-            for reason in [DownReason::PermissionDenied, DownReason::VhostRefused] {
+            for reason in [DownReason::PERMISSION_DENIED, VHOST_REFUSED] {
                 assert_eq!(words(reason, &detail, exchange), None, "{detail:?}");
             }
         }
-        assert_eq!(words(DownReason::VhostRefused, "vhost -v not found", "x"), None);
+        assert_eq!(words(VHOST_REFUSED, "vhost -v not found", "x"), None);
     }
 }

@@ -25,6 +25,8 @@ pub static KIND: Kind = Kind {
             mapping for the role of the workers.",
     peer: "broker",
     connects_first: true,
+    place: Some("exchange"),
+    without_mapping: "the user is the one in the option url, the password is guest",
     one_by_one: false,
     may_be_private: true,
     form: Form {
@@ -47,6 +49,7 @@ pub static KIND: Kind = Kind {
         Setting::text(c"outbox.exchange_type", "exchange_type", c"", c"direct, fanout, topic or headers: declare the exchange durable of that type. Empty: only check that it exists."),
         Setting::text(c"outbox.routing_key", "routing_key", c"{aggregate_type}.{operation}", c"Template of the routing key: {aggregate_type} {operation} (lower case), {type} {aggregate_id} {key} {partition} {header:NAME}, {key|fallback}."),
     ],
+    reasons: super::findings::REASONS,
     words: super::findings::WORDS,
     read,
 };

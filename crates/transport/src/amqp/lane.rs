@@ -4,6 +4,7 @@
 
 use super::config::AmqpConfig;
 use super::connect::{self, Link, REPLY_SUCCESS, confirming_channel, within};
+use super::findings::EXCHANGE_MISMATCH;
 use super::guard::SocketHandle;
 use super::returns::{ConfirmAnswer, ReturnedMessage, Returns};
 use super::sendable::Sendable;
@@ -189,7 +190,7 @@ impl<W: Future<Output = lapin::Result<PublisherConfirm>>> Lane for ChannelLane<'
                 }
                 Ok(Confirmation::NotRequested) => Broken {
                     rank: 0,
-                    fault: Fault::new(DownReason::Protocol, "no confirms"),
+                    fault: Fault::new(DownReason::PROTOCOL, "no confirms"),
                 },
                 Err(error) => broken(&error),
             };
@@ -275,8 +276,8 @@ async fn write(channel: &Channel, message: Sendable) -> lapin::Result<PublisherC
 /// After a publish, 406 concerns the message and not the exchange.
 fn broken(error: &lapin::Error) -> Broken {
     let mut fault = connect::fault(error);
-    if fault.reason == DownReason::ExchangeMismatch {
-        fault.reason = DownReason::Closed;
+    if fault.reason == EXCHANGE_MISMATCH {
+        fault.reason = DownReason::CLOSED;
     }
     Broken {
         rank: connect::specificity(error),

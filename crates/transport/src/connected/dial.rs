@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout_at;
 
 pub(crate) async fn dial(address: SocketAddr, limit: Limit) -> Result<TcpStream, Fault> {
-    let failed = |error| Fault::of_connect(DownReason::Unreachable, &error, address);
+    let failed = |error| Fault::of_connect(DownReason::UNREACHABLE, &error, address);
     match timeout_at(limit.until, TcpStream::connect(address)).await {
         Ok(connected) => {
             let stream = connected.map_err(failed)?;
@@ -17,7 +17,7 @@ pub(crate) async fn dial(address: SocketAddr, limit: Limit) -> Result<TcpStream,
         }
         Err(_) => {
             let text = format!("{address}: no answer to the TCP connect within {:.1?}", limit.whole);
-            Err(Fault::new(DownReason::Unreachable, text))
+            Err(Fault::new(DownReason::UNREACHABLE, text))
         }
     }
 }

@@ -94,7 +94,7 @@ pub(crate) async fn serve<C: Connector>(
         tokio::task::coop::consume_budget().await;
         tokio::select! {
             biased;
-            () = &mut ended => session.break_off(0, Fault::new(DownReason::Closed, ENDED)),
+            () = &mut ended => session.break_off(0, Fault::new(DownReason::CLOSED, ENDED)),
             event = session.lane.event() => session.on_event(event, intake),
             () = session.alarm.rings() => session.look(),
             has_answered = finished(&mut elsewhere) => {
@@ -114,7 +114,7 @@ pub(crate) async fn serve<C: Connector>(
     let mut fault = session.cause(intake).await;
     let stop = session.stop_order();
     match stop {
-        Some(_) => fault = Fault::new(DownReason::Closed, STOPPED),
+        Some(_) => fault = Fault::new(DownReason::CLOSED, STOPPED),
         None => {
             fault = endpoints.at_endpoint(fault);
             intake.report_down(&fault);
@@ -326,7 +326,7 @@ impl<'a, L: Lane> Session<'a, L> {
             };
             if self.terms.deadline.has_passed() {
                 self.waiting.push_front(publication);
-                return self.break_off(u8::MAX, Fault::new(DownReason::Closed, "the lease has expired"));
+                return self.break_off(u8::MAX, Fault::new(DownReason::CLOSED, "the lease has expired"));
             }
             self.send(publication, intake);
         }
@@ -464,7 +464,7 @@ impl<'a, L: Lane> Session<'a, L> {
             self.open.len()
         );
         self.watchdog.resends(Instant::now());
-        self.break_off(u8::MAX, Fault::new(DownReason::Timeout, detail));
+        self.break_off(u8::MAX, Fault::new(DownReason::TIMEOUT, detail));
     }
 
     // ---- events and timers ------------------------------------------------------------------------------------------
@@ -544,11 +544,11 @@ impl<'a, L: Lane> Session<'a, L> {
     fn look(&mut self) {
         match self.course {
             Course::Stops { until, .. } if until <= Instant::now() => {
-                self.break_off(0, Fault::new(DownReason::Closed, STOPPED));
+                self.break_off(0, Fault::new(DownReason::CLOSED, STOPPED));
             }
             _ => {
                 if let Some(late) = self.lateness() {
-                    self.break_off(u8::MAX, Fault::coded(DownReason::Timeout, NO_ANSWER, late));
+                    self.break_off(u8::MAX, Fault::coded(DownReason::TIMEOUT, NO_ANSWER, late));
                 }
             }
         }
@@ -596,7 +596,7 @@ impl<'a, L: Lane> Session<'a, L> {
         }
         self.take(intake);
         let fault = self.broken.take().map(|broken| broken.fault);
-        fault.unwrap_or_else(|| Fault::new(DownReason::Closed, ENDED))
+        fault.unwrap_or_else(|| Fault::new(DownReason::CLOSED, ENDED))
     }
 
     /// Gives each open or waiting message its last outcome.

@@ -70,14 +70,17 @@ impl<P: Protocol> Connector for Streamed<P> {
             Ok(LaneEvent::Broken(broken)) => Err(broken.fault),
             Ok(_) => Ok(connection),
             Err(_) => Err(Fault::new(
-                DownReason::Timeout,
+                DownReason::TIMEOUT,
                 format!("no answer to the first request within {:.1?}", limit.whole),
             )),
         }
     }
 
     fn refusal() -> Fault {
-        Fault::new(DownReason::QueueRefused, "the peer refuses messages, and confirms none")
+        Fault::new(
+            DownReason::QUEUE_REFUSED,
+            "the peer refuses messages, and confirms none",
+        )
     }
 }
 
@@ -119,7 +122,7 @@ impl<P: Protocol> Connection for StreamConnection<P> {
 
     async fn renew(&mut self, _limit: Duration) -> Result<(), Fault> {
         Err(Fault::new(
-            DownReason::Closed,
+            DownReason::CLOSED,
             "the peer leaves messages without an answer",
         ))
     }
@@ -147,7 +150,7 @@ struct StreamState {
 impl StreamState {
     /// Writes and reads what the socket takes and has. Err: it has ended, or speaks another protocol.
     fn transfer(&mut self, protocol: &impl Protocol, stream: &TcpStream) -> Result<(), Fault> {
-        let closed = |error: io::Error| Fault::new(DownReason::Closed, error.to_string());
+        let closed = |error: io::Error| Fault::new(DownReason::CLOSED, error.to_string());
         let mut written = 0;
         while written < self.output.len() {
             match stream.try_write(&self.output[written..]) {
@@ -161,7 +164,7 @@ impl StreamState {
         let mut bytes = [0; 4096];
         let ended = loop {
             match stream.try_read(&mut bytes) {
-                Ok(0) => break Err(Fault::new(DownReason::Closed, "the peer closed the connection")),
+                Ok(0) => break Err(Fault::new(DownReason::CLOSED, "the peer closed the connection")),
                 Ok(read) => self.input.extend(&bytes[..read]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break Ok(()),
                 Err(error) => break Err(closed(error)),

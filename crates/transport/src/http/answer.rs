@@ -1,6 +1,7 @@
 //! Interprets an answer: has the message arrived, is the message at fault, or is the destination in trouble? Pure;
 //! called on the request threads.
 
+use super::findings::{ENDPOINT_REFUSED, THROTTLED, UNAVAILABLE};
 use crate::Outcome;
 use crate::down::{DownReason, Fault};
 use std::time::{Duration, SystemTime};
@@ -55,12 +56,12 @@ impl Verdict {
         let trouble = match status.as_u16() {
             200..=299 => return Self::Confirmed,
             400 | 413 | 414 | 415 | 422 | 431 => return Self::Message(Outcome::Refused { reason }),
-            401 | 403 | 407 => DownReason::AuthRefused,
-            300..=399 | 404 | 405 | 410 => DownReason::EndpointRefused,
-            429 => DownReason::Throttled,
-            502..=504 => DownReason::Unavailable,
+            401 | 403 | 407 => DownReason::AUTH_REFUSED,
+            300..=399 | 404 | 405 | 410 => ENDPOINT_REFUSED,
+            429 => THROTTLED,
+            502..=504 => UNAVAILABLE,
             400..=599 => return Self::Message(Outcome::Failed { reason }),
-            _ => DownReason::Protocol,
+            _ => DownReason::PROTOCOL,
         };
         Self::Destination {
             is_answer: true,

@@ -1,6 +1,15 @@
 //! The words of what is wrong with a receiver.
 
+use crate::down::DownReason;
 use outbox_core::finding::{Words, words};
+
+/// The URL has moved, does not exist, or does not accept messages.
+pub(super) const ENDPOINT_REFUSED: DownReason = DownReason::new("endpoint_refused", "the URL does not accept messages");
+pub(super) const THROTTLED: DownReason = DownReason::new("throttled", "the destination asks for fewer requests");
+pub(super) const UNAVAILABLE: DownReason =
+    DownReason::new("unavailable", "the destination reports that it is not available");
+
+pub static REASONS: &[DownReason] = &[ENDPOINT_REFUSED, THROTTLED, UNAVAILABLE];
 
 pub static WORDS: &[Words] = &[
     words(

@@ -24,6 +24,8 @@ pub static KIND: Kind = Kind {
             of the workers.",
     peer: "receiver",
     connects_first: false,
+    place: None,
+    without_mapping: "no secret is used",
     one_by_one: true,
     may_be_private: false,
     form: FORM,
@@ -31,6 +33,7 @@ pub static KIND: Kind = Kind {
     of_server: &["url", "concurrency", "timeout", "retry_after_max"],
     of_mapping: &["user", "password", "bearer_token", "signing_secret", "headers"],
     settings: &[],
+    reasons: super::findings::REASONS,
     words: super::findings::WORDS,
     read,
 };

@@ -166,7 +166,7 @@ impl Line {
 }
 
 fn cut() -> Error {
-    fault(DownReason::Closed, "the publisher was stopped")
+    fault(DownReason::CLOSED, "the publisher was stopped")
 }
 
 // ---- connect --------------------------------------------------------------------------------------------------------
@@ -227,9 +227,9 @@ impl Dialer {
     ) -> Result<Option<<Self as Connector>::Out>, Fault> {
         let until = Instant::now() + limit;
         let socket = dial(&self.line, address, limit).map_err(|error| match error.kind() {
-            io::ErrorKind::TimedOut => Fault::new(DownReason::Timeout, format!("{address}: no connection in time")),
-            io::ErrorKind::ConnectionReset => Fault::of_connect(DownReason::Closed, &error, address), // accepted first
-            _ => Fault::of_connect(DownReason::Unreachable, &error, address),
+            io::ErrorKind::TimedOut => Fault::new(DownReason::TIMEOUT, format!("{address}: no connection in time")),
+            io::ErrorKind::ConnectionReset => Fault::of_connect(DownReason::CLOSED, &error, address), // accepted first
+            _ => Fault::of_connect(DownReason::UNREACHABLE, &error, address),
         })?;
         let socket = HttpSocket {
             socket,
@@ -271,17 +271,17 @@ impl Dialer {
 
 /// Why a TLS handshake failed.
 fn tls_fault(error: Error, limit: Duration) -> Fault {
-    let failed = |text| Fault::new(DownReason::TlsFailed, text);
+    let failed = |text| Fault::new(DownReason::TLS_FAILED, text);
     match error {
         Error::Other(error) => error
             .downcast()
             .map_or_else(|error| failed(error.to_string()), |fault| *fault),
-        Error::Timeout(_) => Fault::new(DownReason::Timeout, format!("no connection within {limit:.1?}")),
+        Error::Timeout(_) => Fault::new(DownReason::TIMEOUT, format!("no connection within {limit:.1?}")),
         Error::Rustls(error) => tls::fault(&error),
         Error::Io(error) => match tls::error_in(&error) {
             Some(error) => tls::fault(error),
             None if is_end(&error) => failed("the peer closed the connection during the handshake".to_owned()),
-            None => Fault::new(DownReason::Closed, error.to_string()),
+            None => Fault::new(DownReason::CLOSED, error.to_string()),
         },
         Error::Tls(text) => failed(text.to_owned()),
         _ => failed("the handshake failed".to_owned()),
@@ -429,7 +429,7 @@ impl Transport for HttpSocket {
         while sent < amount && !self.is_write_broken {
             // A later byte could complete a message that another worker may have sent by now.
             if self.deadline.has_passed() {
-                return Err(fault(DownReason::Closed, "the lease has expired"));
+                return Err(fault(DownReason::CLOSED, "the lease has expired"));
             }
             let rest = &self.buffers.output()[sent..amount];
             match self.socket.send_with_flags(rest, libc::MSG_NOSIGNAL) {

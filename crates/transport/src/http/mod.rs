@@ -37,6 +37,7 @@ use crate::pool::{self, RequestPool, ThreadSlot, Turn};
 use crate::transport::{SharedPools, Transport};
 use crate::url::Endpoint;
 use answer::Verdict;
+use findings::THROTTLED;
 use line::Line;
 use order::SendOrder;
 use request::RequestBuilder;
@@ -200,7 +201,7 @@ impl Poster {
                 Ok(()) => {}
                 Err((_, true)) => continue, // it waits for a thread of the others
                 Err((error, false)) => {
-                    let fault = Fault::of_call(DownReason::ProcessLimit, &error, "no thread can be started");
+                    let fault = Fault::of_call(DownReason::PROCESS_LIMIT, &error, "no thread can be started");
                     drop(slot);
                     self.go_down(&fault, None, intake);
                     break;
@@ -260,10 +261,10 @@ impl Poster {
         slot.end();
         let is_recent = downs == self.downs;
         let verdict = match verdict {
-            Verdict::Destination { .. } if is_cut && self.stops => Verdict::trouble(DownReason::Closed, STOPPED),
+            Verdict::Destination { .. } if is_cut && self.stops => Verdict::trouble(DownReason::CLOSED, STOPPED),
             Verdict::Destination { .. } if is_cut => {
                 let text = format!("no answer within {} ms, and {THREAD_NEEDED}", took.as_millis());
-                Verdict::failed(Fault::coded(DownReason::Timeout, NO_ANSWER, text))
+                Verdict::failed(Fault::coded(DownReason::TIMEOUT, NO_ANSWER, text))
             }
             verdict => verdict,
         };
@@ -296,12 +297,12 @@ impl Poster {
                     self.is_slow = pool::is_slow(took);
                 }
                 match fault.reason {
-                    DownReason::ProcessLimit => self.pool.close_connections(),
+                    DownReason::PROCESS_LIMIT => self.pool.close_connections(),
                     // What broke this connection may have broken the idle ones.
-                    DownReason::Timeout | DownReason::Closed | DownReason::Protocol => self.pool.forget(self.owner),
+                    DownReason::TIMEOUT | DownReason::CLOSED | DownReason::PROTOCOL => self.pool.forget(self.owner),
                     _ => {}
                 }
-                let is_limit = fault.reason == DownReason::Throttled;
+                let is_limit = fault.reason == THROTTLED;
                 let asked = retry_after.map(|after| after.min(self.shared.config.retry_after_max));
                 // This message alone waits as long as the answer asks, unless that is the answer to others, too.
                 let rest = asked.filter(|_| self.has_asked);

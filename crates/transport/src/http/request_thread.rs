@@ -94,7 +94,7 @@ fn post(shared: &PostContext, connection: &mut HttpConnection, message: &Publica
         Some(known) => agent.insert(known),
         None => match new_agent(&shared.config, line, output_bytes) {
             Ok(new) => agent.insert(new),
-            Err(text) => return Verdict::trouble(DownReason::TlsFailed, text),
+            Err(text) => return Verdict::trouble(DownReason::TLS_FAILED, text),
         },
     };
     match run(agent, line, request) {
@@ -206,37 +206,37 @@ fn verdict_of(error: Error, shared: &PostContext, line: &Line) -> Verdict {
     let fault = match error {
         Error::Other(error) => match error.downcast::<Fault>() {
             Ok(fault) => *fault,
-            Err(error) => Fault::new(DownReason::Protocol, error.to_string()),
+            Err(error) => Fault::new(DownReason::PROTOCOL, error.to_string()),
         },
         Error::Timeout(Timeout::Connect | Timeout::Resolve) => Fault::new(
-            DownReason::Timeout,
+            DownReason::TIMEOUT,
             format!("no connection within {:?}", config.connect_timeout.min(config.timeout)),
         ),
         Error::Timeout(_) => {
             let late = (line.transfer()).lateness(config.transfer_limits(), "answer", Instant::now());
-            Fault::coded(DownReason::Timeout, NO_ANSWER, late)
+            Fault::coded(DownReason::TIMEOUT, NO_ANSWER, late)
         }
         Error::Io(error) => match tls::error_in(&error) {
             Some(error) => tls::fault(error),
             None if error.kind() == io::ErrorKind::TimedOut => {
                 is_answer = false; // nothing shows that the request has arrived
                 let text = format!("the peer did not acknowledge the request within {ACKNOWLEDGED_WITHIN:?}");
-                Fault::new(DownReason::Timeout, text)
+                Fault::new(DownReason::TIMEOUT, text)
             }
             None if is_end(&error) => Fault::new(
-                DownReason::Closed,
+                DownReason::CLOSED,
                 "the peer closed the connection before it answered".to_owned(),
             ),
-            None => Fault::new(DownReason::Closed, error.to_string()),
+            None => Fault::new(DownReason::CLOSED, error.to_string()),
         },
         Error::Rustls(error) => tls::fault(&error),
-        Error::Tls(text) => Fault::new(DownReason::TlsFailed, text),
-        Error::Protocol(error) => Fault::new(DownReason::Protocol, error.to_string()),
+        Error::Tls(text) => Fault::new(DownReason::TLS_FAILED, text),
+        Error::Protocol(error) => Fault::new(DownReason::PROTOCOL, error.to_string()),
         Error::LargeResponseHeader(_, limit) => Fault::new(
-            DownReason::Protocol,
+            DownReason::PROTOCOL,
             format!("the header of the answer exceeds the limit of {limit} bytes"),
         ),
-        _ => Fault::new(DownReason::Protocol, "the answer could not be read"),
+        _ => Fault::new(DownReason::PROTOCOL, "the answer could not be read"),
     };
     Verdict::Destination {
         fault: fault.detailed(|text| answer::clean(&shared.endpoint.without_secrets(text))),

@@ -89,7 +89,7 @@ pub fn an_address_that_is_not_allowed_gets_nothing<T: Exercised>() {
     let mut desk = Desk::start(T::start(&peer).confined());
     desk.publish(vec![of_key(1, "k")]);
     let (reason, detail) = desk.until_down();
-    assert_eq!(reason, DownReason::AddressRefused, "{detail}");
+    assert_eq!(reason, DownReason::ADDRESS_REFUSED, "{detail}");
     assert_eq!(detail, "127.0.0.1 is a loopback address");
     desk.stop();
     assert!(peer.arrived().is_empty());
@@ -118,7 +118,7 @@ pub fn the_error_names_each_address_that_was_tried<T: Exercised>() {
     desk.publish(vec![of_key(0, "k")]);
     let (reason, detail) = desk.until_down();
     desk.stop();
-    assert_eq!(reason, DownReason::Unreachable);
+    assert_eq!(reason, DownReason::UNREACHABLE);
     for port in ports {
         assert_eq!(detail.matches(&format!("127.0.0.1:{port}: ")).count(), 1, "{detail}");
     }
@@ -166,7 +166,7 @@ pub fn a_lookup_that_takes_longer_than_a_connect_may_is_used_by_the_next<T: Exer
     let mut desk = Desk::resolving(transport.named("broker.test", patience, NEVER), resolver);
     desk.publish(vec![of_key(0, "k")]);
     let (reason, detail) = desk.until_down();
-    assert_eq!(reason, DownReason::Unreachable);
+    assert_eq!(reason, DownReason::UNREACHABLE);
     assert_eq!(detail, "resolving the host takes too long");
     desk.until_connected();
     desk.until_answered(1);
@@ -482,7 +482,7 @@ pub fn a_peer_that_takes_bytes_below_the_lowest_rate_is_given_up_in_time<T: Exer
     desk.until_connected();
     desk.publish(vec![large(0)]);
     let (reason, detail) = desk.until_down();
-    assert_eq!(reason, DownReason::Timeout, "{detail}");
+    assert_eq!(reason, DownReason::TIMEOUT, "{detail}");
     assert!(detail.starts_with("the peer took "), "{detail}");
     desk.until_answered(1);
     assert!(is_lost(&desk.outcomes[&0]), "{:?}", desk.outcomes);

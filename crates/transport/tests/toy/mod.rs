@@ -28,6 +28,8 @@ pub static KIND: Kind = Kind {
     about: "Destinations of outbox for tests: lines over TCP.",
     peer: "listener",
     connects_first: true,
+    place: None,
+    without_mapping: "there are no secrets",
     one_by_one: false,
     may_be_private: true,
     form: Form {
@@ -38,6 +40,7 @@ pub static KIND: Kind = Kind {
     of_server: &["url", "channel", "max_in_flight", "timeout"],
     of_mapping: &[],
     settings: &[],
+    reasons: &[],
     words: &[],
     read,
 };
@@ -124,7 +127,7 @@ impl Protocol for Lines {
         let Some(end) = input.iter().position(|byte| *byte == b'\n') else {
             return match input.len() {
                 ..=1_000 => Ok(None),
-                _ => Err(Fault::new(DownReason::Protocol, "a line without an end")),
+                _ => Err(Fault::new(DownReason::PROTOCOL, "a line without an end")),
             };
         };
         let line = String::from_utf8_lossy(&input[..end]);
@@ -138,7 +141,7 @@ impl Protocol for Lines {
             ("!", _) => Received::Event(LaneEvent::Alive),
             _ => {
                 return Err(Fault::new(
-                    DownReason::Protocol,
+                    DownReason::PROTOCOL,
                     "the peer does not speak in these lines",
                 ));
             }

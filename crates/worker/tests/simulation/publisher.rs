@@ -221,7 +221,7 @@ impl Broker {
         }
         self.connection = Connection::Down { until_ms };
         self.news.push(Changes::State(ConnectionState::Down(Fault {
-            reason: DownReason::Closed,
+            reason: DownReason::CLOSED,
             finding: Finding::new("closed", "reset by peer"),
         })));
         let arrive = if some_arrive {
