@@ -140,19 +140,27 @@ $roles$;
 -- Destinations: where messages go. One always exists, "default", described by the settings outbox.url and so on. Others
 -- are foreign servers, so that CREATE SERVER, GRANT USAGE, user mappings, \des and pg_dump work as usual.
 
-create function outbox_internal.kinds()
-returns text[] language c immutable parallel safe as 'MODULE_PATHNAME', 'outbox_kinds_wrapper';
-comment on function outbox_internal.kinds() is
-  'The kinds of destinations that the library knows, four texts each: foreign data wrapper, protocol, what a destination is,'
-  ' and the word for what is at its other end.';
+create function outbox_internal.kind_texts()
+returns text[] language c immutable parallel safe as 'MODULE_PATHNAME', 'outbox_kind_texts_wrapper';
+comment on function outbox_internal.kind_texts() is
+  'The kinds of destinations that the library knows; the view kinds names the texts of each.';
+
+create view outbox_internal.kinds as
+select k.n[i] as wrapper, k.n[i + 1] as protocol, k.n[i + 2] as about, k.n[i + 3] as peer,
+       k.n[i + 4]::boolean as connects_first, k.n[i + 5] as place, k.n[i + 6] as without_mapping, i = 1 as of_settings
+from (select outbox_internal.kind_texts() as n offset 0) k cross join generate_series(1, cardinality(k.n), 7) i;
+comment on view outbox_internal.kinds is
+  'The kinds of destinations: foreign data wrapper, protocol, what a destination is, the word for what is at its other end,'
+  ' whether it connects before the first message, to what (NULL = that is not checked), and what it logs in with if there is no'
+  ' user mapping.';
 
 create function outbox_internal.add_kinds()
 returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-  kinds constant text[] := outbox_internal.kinds();
+  kind record;
 begin
-  for n in 1 .. cardinality(kinds) by 4 loop
-    continue when exists (select from pg_foreign_data_wrapper w where w.fdwname = kinds[n]);
+  for kind in select k.* from outbox_internal.kinds k loop
+    continue when exists (select from pg_foreign_data_wrapper w where w.fdwname = kind.wrapper);
     execute format(
       'create function %1$s.%2$I(options text[], catalog oid)'
       ' returns void language c strict as ''MODULE_PATHNAME'', ''outbox_validator_wrapper'';'
@@ -160,8 +168,8 @@ begin
       ' create foreign data wrapper %3$I no handler validator %1$s.%2$I;'
       ' comment on foreign data wrapper %3$I is %5$L;'
       ' grant usage on foreign data wrapper %3$I to outbox_admin',
-      '@extschema@', kinds[n] || '_validator', kinds[n],
-      format('Internal: checks the options of servers and user mappings of %s.', kinds[n]), kinds[n + 2]);
+      '@extschema@', kind.wrapper || '_validator', kind.wrapper,
+      format('Internal: checks the options of servers and user mappings of %s.', kind.wrapper), kind.about);
   end loop;
 end
 $$;
@@ -4844,6 +4852,20 @@ begin atomic
     where place.nspowner not in (select h.oid from harmless h
                                  union all select w.oid from worker_role w where place.is_shared)
     union all
+    select 2, 'member_owner', array['object', min(m.object), 'owner', r.rolname, 'superuser', (
+             select s.rolname from pg_roles s where s.rolsuper order by s.oid limit 1)]
+    from pg_extension x
+    join pg_depend d on d.refclassid = 'pg_extension'::regclass and d.refobjid = x.oid and d.deptype = 'e'
+    cross join lateral (
+      select 'view ' || c.oid::regclass, c.relowner from pg_class c
+      where d.classid = 'pg_class'::regclass and c.oid = d.objid and c.relkind = 'v'
+      union all
+      select 'function ' || p.oid::regprocedure, p.proowner from pg_proc p
+      where d.classid = 'pg_proc'::regclass and p.oid = d.objid and not p.prosecdef) m (object, owner)
+    join pg_roles r on r.oid = m.owner
+    where x.extname = 'outbox' and not r.rolsuper and r.oid not in (select w.oid from worker_role w)
+    group by r.rolname
+    union all
     select 3,
            'schema_create', array['schema', place.nspname::text,
                                   'role', case when g.grantee <> 0 then quote_ident(pg_get_userbyid(g.grantee)) end]
@@ -4880,7 +4902,7 @@ begin atomic
 end;
 comment on function outbox_internal.schema_problem() is
   'Functions in the schema of the extension that are named like its own but are not part of it, or that were altered.'
-  ' Also roles that may create functions there or in outbox_internal, and functions of users in statements on the'
+  ' Also roles that own views of it, or may create functions there or in outbox_internal, and functions of users in statements on the'
   ' tables that set no search_path. outbox_health shows the first.';
 
 -- It runs as its caller: only a superuser may read the file and replace functions of others. If the function is not there,
@@ -5364,7 +5386,7 @@ cross join lateral (
       cross join lateral (select 'others' as name
                           union all select 'others_' || split_part(y, '=', 1) from unnest(o.srvoptions) y) n
       where d.server is null and f.destination = 'default' and o.srvname <> 'default'
-        and w.fdwname = (outbox_internal.kinds())[1]
+        and w.fdwname = (select k.wrapper from outbox_internal.kinds k where k.of_settings)
       group by n.name) x) p
   cross join lateral unnest(p.pair) with ordinality v (text, n)) o
 cross join lateral outbox_internal.worded(f.code, f.args || array[
@@ -5476,6 +5498,7 @@ declare
     and exists (select from outbox_internal.shared_memory('server') s (n) where s.n[1]::boolean and s.n[2] is null);
   worker_role constant name := current_setting('outbox.worker_role');
   described record;
+  kind record;
   pause record;
   workers bigint;
   answers bigint;
@@ -5490,12 +5513,14 @@ begin
   step := 'exists';
   ok := described.destination is not null;
   if not ok then
-    detail := format('destination "%s" does not exist: CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp or'
-                     ' outbox_http', destination);
+    detail := format('destination "%s" does not exist: CREATE SERVER %1$I FOREIGN DATA WRAPPER %s', destination,
+                     (select string_agg(k.wrapper, ' or ') from outbox_internal.kinds k));
     return next;
     return;
   end if;
-  detail := case when described.by_settings then 'described by the settings outbox.url, outbox.exchange and so on'
+  select k.* into kind from outbox_internal.kinds k
+  where k.wrapper = described.wrapper or described.wrapper is null and k.of_settings;
+  detail := case when described.by_settings then 'described by the settings outbox.url and so on'
                  else format('a server of %s', described.wrapper) end;
   return next;
 
@@ -5521,9 +5546,8 @@ begin
     when exists (select from pg_user_mappings m where m.srvid = described.server and m.umuser = 0)
       then 'there is a user mapping for PUBLIC'
     else format('there is no user mapping for %I: ', worker_role) || case
-      when described.wrapper = 'outbox_http' then 'no secret is used'
-      when exists (select from unnest(described.options) o where o like 'url=%')
-        then 'the user is the one in the option url, the password is guest'
+      when not kind.of_settings or exists (select from unnest(described.options) o where o like 'url=%')
+        then kind.without_mapping
       else 'user and password are in the settings' end end;
   return next;
 
@@ -5579,8 +5603,7 @@ begin
   step := 'connection';
   ok := case when seen.state = 'connected' then true when seen.state in ('down', 'blocked') then false end;
   detail := case
-    when ok and described.wrapper = 'outbox_http'
-      then 'no problem is known: a URL is not tried before a message is sent to it'
+    when ok and not kind.connects_first then 'no problem is known: it is not tried before a message is sent to it'
     when ok then concat_ws(', ', format('connected since %s', date_trunc('seconds', seen.since)), seen.detail) || stale
     when seen.state in ('down', 'blocked') then concat_ws(': ', seen.state, seen.reason, seen.detail) || stale
     when seen.state = 'connecting' then 'a worker is connecting' || stale
@@ -5588,14 +5611,22 @@ begin
     else 'not known' end;
   return next;
 
-  if described.wrapper is distinct from 'outbox_http' then
-    step := 'exchange';
-    ok := case when seen.state = 'connected' then true when seen.reason like 'exchange\_%' then false end;
-    detail := case when ok then 'the exchange exists' || stale
-                   when seen.reason like 'exchange\_%' then seen.detail || stale
+  if kind.place is not null then
+    step := kind.place;
+    ok := case when seen.state = 'connected' then true when starts_with(seen.reason, kind.place || '_') then false end;
+    detail := case when ok then format('the %s exists', kind.place) || stale
+                   when not ok then seen.detail || stale
                    else 'not known without a connection' end;
     return next;
   end if;
+
+  step := 'database'; -- what holds the messages of all destinations back, and no step above says
+  detail := (select format('%s: %s', p.problem, p.remedy) from outbox_internal.problems p
+             where p."check" in ('identity', 'role', 'triggers', 'database', 'source', 'partitions') and p.destination is null
+             limit 1);
+  ok := detail is null;
+  detail := coalesce(detail, 'nothing holds all messages back');
+  return next;
 end
 $$;
 comment on function @extschema@.outbox_check(text) is
@@ -6773,7 +6804,7 @@ grant select on
   @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_passes,
   outbox_internal.blockers, outbox_internal.first_pending, outbox_internal.first_shown,
   outbox_internal.dead_counts, outbox_internal.event_times, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.connections,
-  outbox_internal.findings, outbox_internal.problems, outbox_internal.definer_functions, outbox_internal.installed_functions
+  outbox_internal.kinds, outbox_internal.findings, outbox_internal.problems, outbox_internal.definer_functions, outbox_internal.installed_functions
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded, @extschema@.outbox_open_transactions, @extschema@.outbox_not_adopted,
@@ -6784,12 +6815,27 @@ grant execute on function
 grant execute on function
   outbox_internal.shared_memory, outbox_internal.not_adopted, outbox_internal.source_problem,
   outbox_internal.history_partitions, outbox_internal.system_identifier, outbox_internal.schema_problem,
-  outbox_internal.worded, outbox_internal.kinds, outbox_internal.mapping_problem,
+  outbox_internal.worded, outbox_internal.kind_texts, outbox_internal.mapping_problem,
   outbox_internal.server_workers, outbox_internal.has_ended, outbox_internal.leases_last,
   outbox_internal.claims_last, outbox_internal.destinations, outbox_internal.blocked_lanes, outbox_internal.request_recheck,
   outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.message_rows, outbox_internal.obstacles,
   outbox_internal.search
   to outbox_monitor;
+
+-- The views read the tables as their owner. If that role loses its superuser rights, outbox_health can still say so.
+do $owner$
+declare
+  member regclass;
+begin
+  for member in
+    select c.oid from pg_class c join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'e'
+    join pg_extension x on d.refclassid = 'pg_extension'::regclass and x.oid = d.refobjid and x.extname = 'outbox'
+    where c.relkind in ('r', 'p', 'S')
+  loop
+    execute format('grant select on %s to %I', member, current_user);
+  end loop;
+end
+$owner$;
 
 -- ---- outbox_admin, outbox_consumer ----------------------------------------------------------------------------------
 

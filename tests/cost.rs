@@ -504,6 +504,30 @@ fn the_status_costs_no_more_while_messages_wait_in_every_lane_than_while_none_do
 }
 
 #[test]
+fn the_views_cost_the_same_beside_thousands_of_functions_and_views_of_users() {
+    const BLOCKS_MAX: i64 = 10_000; // of catalogs, mostly: the health asks for the owner of each object of the extension
+    let cluster = quiet_cluster();
+    let mut client = cluster.connect(DB);
+    let before = costs_of(&mut client, &POLLED);
+    assert!(before.iter().all(|cost| *cost < BLOCKS_MAX), "{before:?}");
+    client.run(
+        "do $$ begin
+           for n in 1 .. 4000 loop
+             execute format('create function f%s() returns integer language sql begin atomic select %1$s; end', n);
+           end loop;
+           for n in 1 .. 500 loop
+             execute format('create view v%s as select oid from pg_class', n);
+           end loop;
+         end $$",
+    );
+    assert_flat(
+        "4,000 functions and 500 views",
+        &before,
+        &costs_of(&mut client, &POLLED),
+    );
+}
+
+#[test]
 fn the_health_scans_each_lane_once() {
     let cluster = quiet_cluster();
     cluster.draw_seqs(1000);

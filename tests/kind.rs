@@ -116,15 +116,15 @@ fn a_kind_that_is_one_folder_and_one_line_delivers_and_is_checked_explained_and_
     // What is wrong with it is said in its words, and the remedy ends it.
     let dead = format!("alter server bells options (set url 'toy://127.0.0.1:{}')", dead_port());
     cluster.exec(DB, &dead);
-    cluster.exec(
-        DB,
-        "select outbox_publish('Waits', '{}', 'bell', 'b', destination => 'bells')",
-    );
     let down = Remedy::wait(
         &cluster,
         "destination = 'bells' and problem like 'the listener cannot be reached: %'",
     );
-    let why = "select why from outbox_why((select max(seq) from outbox_events)) limit 1";
+    cluster.exec(
+        DB,
+        "select outbox_publish('Waits', '{}', 'bell', 'b', destination => 'bells')",
+    );
+    let why = "select w.why from outbox o, outbox_why(o.seq) w limit 1";
     let why: String = cluster.query_one(DB, why);
     assert!(why.contains("the listener cannot be reached"), "{why}");
     let (status, top) = (

@@ -1,7 +1,7 @@
 //! Tests that the session of a caller changes nothing in what runs with the rights of another role: its search_path,
 //! the objects that it finds there first, and its settings.
 
-use support::{Cluster, DB, Session, health, idle_cluster, refused, run_remedy, wait_healthy};
+use support::{Cluster, DB, Remedy, Session, health, idle_cluster, quiet_cluster, refused, run_remedy, wait_healthy};
 
 /// What each trap logs. A comparison by a collation of the caller fails instead.
 const SPRUNG: &str = "a trap ran as";
@@ -321,4 +321,29 @@ fn a_callers_settings_change_nothing_in_a_trigger_on_the_events() {
     );
     let seen: String = cluster.query_one(DB, "select s::text from seen s");
     assert_eq!(seen, r#"("\\\\",,{NULL},plain)"#);
+}
+
+#[test]
+fn health_says_when_the_role_that_created_the_extension_is_no_superuser_any_more() {
+    const ELSEWHERE: &str = "elsewhere";
+    let cluster = quiet_cluster();
+    cluster.exec(DB, "create role chief superuser login");
+    cluster.exec(DB, "create database elsewhere");
+    cluster.exec(ELSEWHERE, "set role chief; create extension outbox; reset role");
+    let schema = r#"select coalesce(code, 'ok') from outbox_health where "check" = 'schema'"#;
+    assert_eq!(cluster.query_one::<String>(ELSEWHERE, schema), "ok");
+    cluster.exec(ELSEWHERE, "alter role chief nosuperuser");
+    let checks = "select count(*) from outbox_health";
+    assert!(cluster.query_one::<i64>(ELSEWHERE, checks) > 20, "all of them are read");
+    // The first problem is that it owns the schema of the workers.
+    for _ in 0..5 {
+        let Some(remedy) = Remedy::find(&cluster, ELSEWHERE, r#""check" = 'schema'"#) else {
+            break;
+        };
+        cluster.exec(ELSEWHERE, remedy.command());
+    }
+    assert_eq!(cluster.query_one::<String>(ELSEWHERE, schema), "ok");
+    let owned = "select count(*) from pg_shdepend where refobjid = 'chief'::regrole and deptype = 'o'
+                 and dbid = (select oid from pg_database where datname = current_database())";
+    assert_eq!(cluster.query_one::<i64>(ELSEWHERE, owned), 0);
 }

@@ -5,6 +5,7 @@
 //! Faults with tests of their own: tests/copies.rs (partitions, sequence), tests/privileges.rs (role), tests/overloads
 //! (schema), tests/operating/hung.rs (a stopped worker), tests/slots.rs.
 
+use postgres::error::SqlState;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,6 +18,30 @@ use support::*;
 /// The first command of a remedy.
 fn command(remedy: &Remedy) -> &str {
     remedy.command()
+}
+
+/// Types the first command of a remedy as the role that it names: a member of outbox_admin, or a superuser where it names
+/// another role.
+fn as_told(cluster: &Cluster, remedy: &Remedy) {
+    as_told_with(cluster, remedy, command(remedy));
+}
+
+/// `filled`: the command without what it leaves open.
+fn as_told_with(cluster: &Cluster, remedy: &Remedy, filled: &str) {
+    let has_operator = "select exists (select from pg_roles where rolname = 'operator')";
+    if !cluster.query_one::<bool>(DB, has_operator) {
+        cluster.exec(DB, "create role operator; grant outbox_admin to operator");
+    }
+    let mut operator = cluster.connect(DB);
+    operator.run("set role operator");
+    for statement in filled.split("; ") {
+        let typed = operator.batch_execute(statement);
+        let Err(error) = typed else { continue };
+        let is_refused = error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE);
+        assert!(is_refused, "{statement}: {error:?}");
+        assert_ne!(remedy.roles[0], "a member of outbox_admin", "{statement}");
+        cluster.connect(DB).run(statement);
+    }
 }
 
 /// Waits until the check fails for the destination with these words in its problem, and returns the remedy.
@@ -111,7 +136,7 @@ impl Site {
     /// Waits until a check fails, types the command of its remedy, and waits until all is well.
     fn obeys(&self, check: &str, destination: Option<&str>, words: &str, fill: impl Fn(&str) -> String) {
         let text = remedy(&self.cluster, check, destination, words);
-        type_sql(&self.cluster, &fill(command(&text)));
+        as_told_with(&self.cluster, &text, &fill(command(&text)));
         self.works(words);
     }
 }
@@ -286,7 +311,7 @@ fn an_exchange_is_declared_or_only_checked_and_that_of_another_destination_is_le
     site.replace_exchange("audit", "fanout", true);
     site.broker.delete_exchange("events");
     site.waits("default");
-    type_sql(&site.cluster, command(&site.broker_remedy("default", "does not exist")));
+    as_told(&site.cluster, &site.broker_remedy("default", "does not exist"));
     wait_true(
         &site.cluster,
         "the exchange to be declared",
@@ -299,7 +324,7 @@ fn an_exchange_is_declared_or_only_checked_and_that_of_another_destination_is_le
 
     site.broker.delete_exchange("audit");
     site.waits("audit");
-    type_sql(&site.cluster, command(&site.broker_remedy("audit", "does not exist")));
+    as_told(&site.cluster, &site.broker_remedy("audit", "does not exist"));
     wait_stats(&site.cluster, "audit", "state = 'connected'");
     site.broker.bind("audit", "audit", "#");
     site.works("a missing exchange of a server");
@@ -307,7 +332,7 @@ fn an_exchange_is_declared_or_only_checked_and_that_of_another_destination_is_le
     // An exchange that is not durable, and one of another type.
     site.replace_exchange("audit", "topic", false);
     site.waits("audit");
-    type_sql(&site.cluster, command(&site.broker_remedy("audit", "its property")));
+    as_told(&site.cluster, &site.broker_remedy("audit", "its property"));
     site.works("an exchange that is not durable");
     site.cluster.exec(DB, "alter server audit options (drop exchange_type)");
     site.replace_exchange("audit", "topic", true);
@@ -315,7 +340,7 @@ fn an_exchange_is_declared_or_only_checked_and_that_of_another_destination_is_le
     site.works("a type in the settings");
     site.replace_exchange("events", "fanout", true);
     site.waits("default");
-    type_sql(&site.cluster, command(&site.broker_remedy("default", "its property")));
+    as_told(&site.cluster, &site.broker_remedy("default", "its property"));
     site.works("an exchange of another type");
     // Without another destination the settings are changed.
     site.cluster.exec(
@@ -325,7 +350,7 @@ fn an_exchange_is_declared_or_only_checked_and_that_of_another_destination_is_le
     site.waits("default");
     let text = site.broker_remedy("default", "its property");
     assert!(text.contains("ALTER SYSTEM SET outbox.exchange_type"), "{text}");
-    type_sql(&site.cluster, command(&text));
+    as_told(&site.cluster, &text);
     site.works("another type in the settings");
     // A type of a plugin that is not enabled, and one that no plugin has.
     let of_type = |name| format!("alter server audit options (set exchange_type '{name}')");
@@ -338,7 +363,7 @@ fn an_exchange_is_declared_or_only_checked_and_that_of_another_destination_is_le
     );
     site.cluster.exec(DB, &of_type("x-unheard-of"));
     let text = site.broker_remedy("audit", "unknown exchange type 'x-unheard-of'");
-    type_sql(&site.cluster, command(&text));
+    as_told(&site.cluster, &text);
     site.works("a type that the broker does not know");
 }
 
@@ -373,10 +398,10 @@ fn a_setting_is_changed_where_it_is_set() {
         wait_paused(cluster, "audit");
         ["audit", "audit"].iter().for_each(|to| site.waits(to));
         let text = remedy(cluster, "room", Some("audit"), "the queue is full");
-        type_sql(cluster, command(&text));
+        as_told(cluster, &text);
         wait_healthy(cluster, "room");
         let text = remedy(cluster, "paused", Some("audit"), "paused by");
-        type_sql(cluster, command(&text));
+        as_told(cluster, &text);
         site.works(&format!("outbox.max_pending by {level}"));
         cluster.exec(DB, "alter server audit options (drop max_pending)");
     }
@@ -386,12 +411,12 @@ fn a_setting_is_changed_where_it_is_set() {
     ] {
         alter("system", setting, value);
         site.waits("default");
-        type_sql(cluster, command(&remedy(cluster, "workers", None, words)));
+        as_told(cluster, &remedy(cluster, "workers", None, words));
         site.works(setting);
     }
     cluster.exec(DB, "alter role outbox_worker rename to renamed");
     site.waits("default");
-    type_sql(cluster, command(&remedy(cluster, "role", None, "does not exist")));
+    as_told(cluster, &remedy(cluster, "role", None, "does not exist"));
     site.works("a role");
     cluster.exec(DB, "alter role renamed rename to outbox_worker");
     type_sql(
@@ -481,7 +506,7 @@ fn a_message_that_fails_is_retried_by_the_command_of_each_check() {
     let text = remedy(cluster, "keys", None, "item:a");
     cluster.exec(DB, command(&remedy(cluster, "dead letters", None, "unroutable")));
     site.broker.bind(&site.names[1], &site.names[1], "#");
-    type_sql(cluster, command(&text));
+    as_told(cluster, &text);
     site.works("a dead letter");
 }
 
@@ -501,7 +526,7 @@ fn the_sequence_is_not_set_back_by_a_remedy_that_is_typed_late() {
         cluster.exec(DB, "select nextval('outbox_events_seq_seq')");
     }
     let before: i64 = cluster.query_one(DB, "select last_value from outbox_events_seq_seq");
-    type_sql(cluster, command(&text));
+    as_told(cluster, &text);
     assert!(
         cluster.query_one::<i64>(DB, "select last_value from outbox_events_seq_seq") >= before,
         "{text}"
@@ -525,7 +550,7 @@ fn a_process_that_locks_leases_and_a_prepared_transaction_end_by_their_commands(
     );
     clock.set(120, 0);
     let text = remedy(&cluster, "transactions", None, "has been prepared");
-    type_sql(&cluster, command(&text));
+    as_told(&cluster, &text);
     wait_healthy(&cluster, "transactions");
     wait_drained(&cluster);
     assert_eq!(labels(&all_of(broker, &queue)), ["prepared"]);
@@ -1066,7 +1091,7 @@ fn a_trigger_or_a_rule_that_undoes_changes_of_messages_is_named_until_it_is_gone
         site.cluster.exec(DB, fault);
         site.waits("default");
         let text = remedy(&site.cluster, "triggers", None, named);
-        type_sql(&site.cluster, command(&text));
+        as_told(&site.cluster, &text);
         type_sql(&site.cluster, &text.commands[1]);
         site.works(named);
     }

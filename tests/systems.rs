@@ -7,5 +7,6 @@ mod examples;
 mod migrations;
 mod packages;
 mod publishing;
+mod readers;
 mod readme;
 mod serve;

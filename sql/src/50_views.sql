@@ -318,6 +318,20 @@ begin atomic
     where place.nspowner not in (select h.oid from harmless h
                                  union all select w.oid from worker_role w where place.is_shared)
     union all
+    select 2, 'member_owner', array['object', min(m.object), 'owner', r.rolname, 'superuser', (
+             select s.rolname from pg_roles s where s.rolsuper order by s.oid limit 1)]
+    from pg_extension x
+    join pg_depend d on d.refclassid = 'pg_extension'::regclass and d.refobjid = x.oid and d.deptype = 'e'
+    cross join lateral (
+      select 'view ' || c.oid::regclass, c.relowner from pg_class c
+      where d.classid = 'pg_class'::regclass and c.oid = d.objid and c.relkind = 'v'
+      union all
+      select 'function ' || p.oid::regprocedure, p.proowner from pg_proc p
+      where d.classid = 'pg_proc'::regclass and p.oid = d.objid and not p.prosecdef) m (object, owner)
+    join pg_roles r on r.oid = m.owner
+    where x.extname = 'outbox' and not r.rolsuper and r.oid not in (select w.oid from worker_role w)
+    group by r.rolname
+    union all
     select 3,
            'schema_create', array['schema', place.nspname::text,
                                   'role', case when g.grantee <> 0 then quote_ident(pg_get_userbyid(g.grantee)) end]
@@ -354,7 +368,7 @@ begin atomic
 end;
 comment on function outbox_internal.schema_problem() is
   'Functions in the schema of the extension that are named like its own but are not part of it, or that were altered.'
-  ' Also roles that may create functions there or in outbox_internal, and functions of users in statements on the'
+  ' Also roles that own views of it, or may create functions there or in outbox_internal, and functions of users in statements on the'
   ' tables that set no search_path. outbox_health shows the first.';
 
 -- It runs as its caller: only a superuser may read the file and replace functions of others. If the function is not there,

@@ -138,6 +138,14 @@ begin
                    else 'not known without a connection' end;
     return next;
   end if;
+
+  step := 'database'; -- what holds the messages of all destinations back, and no step above says
+  detail := (select format('%s: %s', p.problem, p.remedy) from outbox_internal.problems p
+             where p."check" in ('identity', 'role', 'triggers', 'database', 'source', 'partitions') and p.destination is null
+             limit 1);
+  ok := detail is null;
+  detail := coalesce(detail, 'nothing holds all messages back');
+  return next;
 end
 $$;
 comment on function @extschema@.outbox_check(text) is

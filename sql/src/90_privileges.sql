@@ -126,6 +126,21 @@ grant execute on function
   outbox_internal.search
   to outbox_monitor;
 
+-- The views read the tables as their owner. If that role loses its superuser rights, outbox_health can still say so.
+do $owner$
+declare
+  member regclass;
+begin
+  for member in
+    select c.oid from pg_class c join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'e'
+    join pg_extension x on d.refclassid = 'pg_extension'::regclass and x.oid = d.refobjid and x.extname = 'outbox'
+    where c.relkind in ('r', 'p', 'S')
+  loop
+    execute format('grant select on %s to %I', member, current_user);
+  end loop;
+end
+$owner$;
+
 -- ---- outbox_admin, outbox_consumer ----------------------------------------------------------------------------------
 
 grant execute on function

@@ -317,7 +317,7 @@ fn a_failure_of_a_destination_has_a_reason_and_is_charged_to_no_message() {
     let remedy = "select remedy from outbox_health where \"check\" = 'broker' and destination = 'dead'";
     assert_eq!(
         cluster.query_one::<String>(DB, remedy),
-        "start the receiver, or correct host and port: ALTER SERVER dead OPTIONS (SET url '...')"
+        "start the receiver, or correct host and port: ALTER SERVER dead OPTIONS (SET url :'url')"
     );
     // The worker does not follow a redirect.
     assert!(receiver.requests().iter().all(|request| request.path != "/200"));

@@ -99,12 +99,17 @@ pub fn commands(cluster: &Cluster) {
 /// Starts outboxctl, and waits for the first line of its output; returns both.
 fn first_line(cluster: &Cluster, args: &[&str]) -> (Running, String) {
     let mut command = command(cluster, args);
-    command.stdout(Stdio::piped());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = process::spawn_bound(command, libc::SIGKILL).expect("start outboxctl");
     let output = child.stdout.take().expect("piped");
-    let running = Running(child);
+    let mut running = Running(child);
     let mut printed = String::new();
     BufReader::new(output).read_line(&mut printed).expect("its first line");
+    assert!(
+        !printed.is_empty(),
+        "{args:?} ended: {:?}",
+        running.0.stderr.take().map(std::io::read_to_string)
+    );
     assert_unharmed(cluster);
     (running, printed)
 }

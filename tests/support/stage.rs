@@ -329,6 +329,8 @@ pub fn wait_for_problem(cluster: &Cluster, check: &str) -> String {
 pub struct Remedy {
     text: String,
     pub commands: Vec<String>,
+    /// Who may type each of them.
+    pub roles: Vec<String>,
 }
 
 impl std::ops::Deref for Remedy {
@@ -349,13 +351,14 @@ impl Remedy {
     /// The first one of a problem of outbox_health for which the condition holds.
     pub fn find(cluster: &Cluster, db: &str, condition: &str) -> Option<Self> {
         let sql = format!(
-            r#"select remedy, array(select c ->> 'command' from jsonb_array_elements(commands) c) from outbox_health
-               where not ok and {condition}"#
+            r#"select remedy, array(select c ->> 'command' from jsonb_array_elements(commands) c),
+                      array(select c ->> 'role' from jsonb_array_elements(commands) c)
+               from outbox_health where not ok and {condition}"#
         );
         let rows = cluster.connect(db).query(&sql, &[]).expect("outbox_health");
         let row = rows.first()?;
-        let (text, commands) = (row.get(0), row.get(1));
-        Some(Self { text, commands })
+        let (text, commands, roles) = (row.get(0), row.get(1), row.get(2));
+        Some(Self { text, commands, roles })
     }
 
     /// Waits for it, in the usual database.

@@ -107,7 +107,7 @@ fn a_role_with_outbox_relay_alone_runs_a_worker_and_reads_no_table() {
 /// ended.
 const CALLS: [&str; 6] = [
     "heartbeat('other-1', 1, 10)",
-    "report('other-1', 'default', 'connected', null, null, null)",
+    "report('other-1', 'default', 'connected', null, null, null, null, '{}')",
     "leave('other-1')",
     "claim('other-1', 'default', '{0}', '{1}', '{1}', '{0}', 1)",
     "claim_waiting('other-1', 'default', '0', 'k', '{1}', 1, 1, 1)",

@@ -129,6 +129,13 @@ pub static CHECKS: &[Words] = &[
         "`superuser alter schema {schema:I} owner to {owner:I}`",
     ),
     words(
+        "member_owner",
+        "{object} of the extension belongs to role {owner:I}, which is no superuser and could replace it: others would run what \
+         that role wants",
+        "`superuser REASSIGN OWNED BY {owner:I} TO {superuser:I}`, which also gives away what else it owns in this database; or \
+         make it a superuser again",
+    ),
+    words(
         "schema_create",
         "[role {role}|every role] may create functions in schema {schema:I} that are called in place of those of the \
          extension",

@@ -8,6 +8,7 @@
 //! | module | question it answers | thread |
 //! |---|---|---|
 //! | `kinds` | which kinds of destinations are there? | any, pure |
+//! | [`findings`] | what are the words for what is wrong with a destination? | sessions, pure |
 //! | `kind` | what is special about a kind, and what does a worker know of a destination? | any, pure |
 //! | `options`, `described` | what do options say, and which destination do they describe? | any, pure |
 //! | `url` | what is the same in all URLs? | any, pure |
@@ -35,7 +36,7 @@
 //! | `transfer` | how long may a peer take for the bytes of a message, and for its answer? | `outbox-publish`, `outbox-http`, pure |
 //! | `backoff` | how long is the wait before the next attempt? | `outbox-publish`, pure |
 //! | `amqp::kind`, `amqp::url` | what do the options of an exchange say? | any, pure |
-//! | `amqp::remedy` | which command ends a refusal of RabbitMQ? | the worker's main thread, pure |
+//! | `amqp::findings`, `http::findings` | what is wrong with such a peer, in words, and what ends it? | the worker's main thread, sessions, pure |
 //! | `amqp::config` | where to connect, as which user, with which limits? | any, plain data |
 //! | `amqp::connect` | how to connect, what to check, what does an error mean? | `outbox-publish` |
 //! | `amqp::lane` | how do lapin's publishes, confirms and events become ours? | `outbox-publish` |

@@ -1,0 +1,163 @@
+//! Tests that all who tell what is wrong say the same, from the first message on: outbox_health, outbox_why, outbox_check,
+//! `outboxctl status`, `show` and `top`, the page, and the metrics, on which the alerts stand.
+
+use serde_json::Value;
+use std::process::Command;
+use support::{
+    Broker, Cluster, DB, LONG, exchange_and_queue, outbox_cluster, wait_healthy, wait_published, wait_true, wait_until,
+};
+
+use crate::serve::monitor::Monitor;
+
+/// A fault, the check that finds it, its code, and what ends it.
+struct Fault {
+    name: &'static str,
+    make: &'static str,
+    check: &'static str,
+    code: &'static str,
+    end: &'static str,
+    /// Whether the message of the test cannot be published before.
+    is_of_publish: bool,
+}
+
+const FAULTS: [Fault; 7] = [
+    Fault {
+        name: "a pause",
+        make: "select outbox_pause('default')",
+        check: "paused",
+        code: "paused",
+        end: "select outbox_resume('default')",
+        is_of_publish: false,
+    },
+    Fault {
+        name: "delivery that is switched off",
+        make: "alter database postgres set outbox.enabled = off",
+        check: "enabled",
+        code: "disabled",
+        end: "alter database postgres reset outbox.enabled",
+        is_of_publish: false,
+    },
+    Fault {
+        name: "a URL at which nobody listens",
+        make: "alter system set outbox.url = 'amqp://127.0.0.1:1'; select pg_reload_conf()",
+        check: "broker",
+        code: "unreachable",
+        end: "", // the test puts the URL back
+        is_of_publish: false,
+    },
+    Fault {
+        name: "a trigger that undoes claims",
+        make: "create function nothing() returns trigger language plpgsql set search_path = pg_catalog as
+                 'begin return null; end';
+               create trigger stop before update or delete on outbox for each row execute function nothing()",
+        check: "triggers",
+        code: "trigger_undoes",
+        end: "drop trigger stop on outbox",
+        is_of_publish: false,
+    },
+    Fault {
+        name: "another owner of a table",
+        make: "alter table outbox_waiting owner to postgres",
+        check: "database",
+        code: "other_owner",
+        end: "alter table outbox_waiting owner to outbox_worker",
+        is_of_publish: false,
+    },
+    Fault {
+        name: "settings that belong to another role",
+        make: "alter table outbox_settings owner to postgres",
+        check: "database",
+        code: "other_owner",
+        end: "alter table outbox_settings owner to outbox_worker",
+        is_of_publish: true,
+    },
+    Fault {
+        name: "a role of the workers with a member",
+        make: "create role intruder; grant outbox_worker to intruder",
+        check: "role",
+        code: "role_has_member",
+        end: "revoke outbox_worker from intruder",
+        is_of_publish: false,
+    },
+];
+
+fn outboxctl(cluster: &Cluster, arguments: &[&str]) -> (bool, String) {
+    let port = cluster.port().to_string();
+    let output = Command::new(support::program::outboxctl())
+        .args(arguments)
+        .args(["-h", "127.0.0.1", "-U", "postgres", "-d", DB, "-p", &port])
+        .output()
+        .expect("run outboxctl");
+    (
+        output.status.success(),
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+    )
+}
+
+#[test]
+fn each_fault_is_told_by_all_who_tell_at_the_first_message() {
+    let broker = Broker::shared();
+    let (exchange, _queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let url: String = cluster.query_one(DB, "select current_setting('outbox.url')");
+    let page = Monitor::start(&cluster, &[]);
+    let mut published = 0;
+    for fault in FAULTS {
+        let Fault { name, check, code, .. } = fault;
+        cluster.exec(DB, fault.make);
+        let known = format!("select exists (select from outbox_health where not ok and code = '{code}')");
+        wait_true(&cluster, name, &known);
+        if fault.is_of_publish {
+            let mut client = cluster.connect(DB);
+            assert!(
+                client.batch_execute("select outbox_publish('T', '{}')").is_err(),
+                "{name}"
+            );
+        } else {
+            cluster.exec(DB, "select outbox_publish('T', '{}', 'order', '1')");
+            published += 1;
+            let reasons = "select array_agg(reason) from outbox_why((select max(seq) from outbox_events))";
+            let reasons: Vec<String> = cluster.query_one(DB, reasons);
+            assert!(reasons.contains(&check.to_owned()), "{name}: {reasons:?}");
+            let seq: i64 = cluster.query_one(DB, "select max(seq) from outbox_events");
+            let (_, shown) = outboxctl(&cluster, &["show", &seq.to_string(), "--json"]);
+            let shown: Value = serde_json::from_str(&shown).expect("JSON");
+            let why = shown["messages"][0]["why"].as_array().expect("reasons");
+            assert!(why.iter().any(|why| why["reason"] == check), "{name}: {shown}");
+        }
+        let failed = "select count(*) from outbox_check() where not ok";
+        assert!(cluster.query_one::<i64>(DB, failed) > 0, "{name}: outbox_check");
+
+        let problem = format!(r#"select problem from outbox_health where "check" = '{check}' and not ok limit 1"#);
+        let problem: String = cluster.query_one(DB, &problem);
+        let (is_well, status) = outboxctl(&cluster, &["status", "--exit-code", "--json"]);
+        let status: Value = serde_json::from_str(&status).expect("JSON");
+        let of_code = |problems: &Value| {
+            let mut problems = problems.as_array().expect("problems").iter();
+            problems.any(|problem| problem["code"] == code && problem["check"] == check)
+        };
+        assert!(!is_well && of_code(&status["problems"]), "{name}: {status}");
+        let (_, top) = outboxctl(&cluster, &["top", "--once", "--json"]);
+        let top: Value = serde_json::from_str(&top).expect("JSON");
+        assert!(of_code(&top["problems"]), "{name}: {top}");
+        let label = format!("check=\"{check}\"");
+        let is_sample =
+            |line: &str| line.starts_with("outbox_health_ok{") && line.contains(&label) && line.ends_with(" 0");
+        wait_until(&format!("the page and the metrics to tell of {name}"), LONG, || {
+            let begin: String = problem.chars().skip(1).take(15).collect(); // the page begins with a capital, and shortens
+            let shown = page
+                .page("/")
+                .replace("&quot;", "\"")
+                .replace("&#34;", "\"")
+                .replace("&#x27;", "'");
+            shown.contains(&begin) && page.page("/metrics").lines().any(is_sample)
+        });
+
+        match fault.end {
+            "" => cluster.set_conf("outbox.url", &url),
+            end => cluster.exec(DB, end),
+        }
+        wait_healthy(&cluster, check);
+        wait_published(&cluster, published);
+    }
+}
