@@ -18,7 +18,7 @@ use crate::session::store::enqueue::{self as store, Enqueue, Keys};
 use crate::session::store::new_event::{IfExists, NewEvent, Times};
 use crate::session::store::publish::Keyed;
 use crate::session::store::statements::{self, Statements, statements};
-use crate::session::store::written::{self, ReadTable};
+use crate::session::store::written_rows::{self, ReadTable};
 use crate::session::store::{publish, source};
 use crate::store::{aggregate_key, start_sql};
 use outbox_core::change::{CaptureRules, Change, ChangedRow, Operations, Update};
@@ -60,7 +60,7 @@ pub fn attached(call: Call) -> Result<(), UserError> {
         let seq_and_key: (Option<i64>, Option<String>) = (row.get(1)?, row.get(2)?);
         Ok(seq_and_key)
     };
-    written::read_rows(&fired, reader(statements)?, &sql, read, |batch| {
+    written_rows::read_rows(&fired, reader(statements)?, &sql, read, |batch| {
         let (seqs, keys): (Vec<Option<i64>>, Vec<Option<String>>) = batch.into_iter().unzip();
         let Some(seqs) = seqs.into_iter().collect::<Option<Vec<i64>>>() else {
             return Err(checks::missing_seq());
@@ -161,19 +161,19 @@ pub fn is_captured(table: u32) -> Option<bool> {
 /// have their events now.
 pub fn store(changes: &[RowChange]) -> Result<usize, UserError> {
     let context = Context::snapshot();
-    written::with_own_memory(|| {
-        let read = written::read_changes::<CapturedTable>(changes)?;
+    written_rows::with_own_memory(|| {
+        let read = written_rows::read_changes::<CapturedTable>(changes)?;
         let (count, mut events) = (read.rows.len(), Vec::new());
         for (change, rows) in changes.iter().zip(read.rows) {
             let Some((table, old, new)) = rows else { continue };
             let Some(table) = &read.tables[table] else { continue };
-            let row = |row: Option<written::Row>| row.map(|row| table.row(row)).transpose();
+            let row = |row: Option<written_rows::Row>| row.map(|row| table.row(row)).transpose();
             let (old, new) = (row(old)?, row(new)?);
             let Some(made) = table.change_of(change, old, new)? else {
                 continue;
             };
             if let Some(arrival) = changes::arrives_before(change, || table.key_of(&made)) {
-                let mut read = written::read_changes::<CapturedTable>(std::slice::from_ref(&arrival))?;
+                let mut read = written_rows::read_changes::<CapturedTable>(std::slice::from_ref(&arrival))?;
                 if let Some((table, _, Some(new))) = read.rows.pop().flatten()
                     && let Some(table) = &read.tables[table]
                 {
@@ -268,7 +268,7 @@ impl ReadTable for CapturedTable {
 }
 
 impl CapturedTable {
-    fn row(&self, row: written::Row) -> Result<ChangedRow, UserError> {
+    fn row(&self, row: written_rows::Row) -> Result<ChangedRow, UserError> {
         let (json, id, is_marked) = row;
         let Some(aggregate_id) = id else {
             return Err(UserError::new(

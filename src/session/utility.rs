@@ -12,7 +12,7 @@ use crate::pg::utility::{
 use crate::pg::{catalog, latch, signals};
 use crate::session::{capture, effects};
 use crate::shared::{launcher, sessions, workers};
-use outbox_core::written;
+use outbox_core::truncated_name;
 use outbox_transport::kind::Kind;
 use pgrx::PgSqlErrorCode;
 use std::time::{Duration, Instant};
@@ -212,7 +212,7 @@ fn warn_of_rows_without_events(statement: &PartitionStatement) {
 /// Any other server may keep the truncated name.
 fn refuse_long_name(statement: &ServerStatement) {
     let max = catalog::NAME_BYTES_MAX;
-    let Some(bytes) = written::bytes_of_truncated(statement.name_bytes, statement.text) else {
+    let Some(bytes) = truncated_name::bytes_of_truncated(statement.name_bytes, statement.text) else {
         return;
     };
     if Kind::of_wrapper(&statement.wrapper).is_none() {

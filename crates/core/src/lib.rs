@@ -40,7 +40,7 @@
 //! - [`floor`]: from where views look for the first waiting message.
 //! - [`throughput`]: deliveries of the last minutes and hours; `ring` has the time slots.
 //! - [`nested`]: what a transaction has recorded, until its savepoints are over.
-//! - [`written`]: the length of a name that the server has truncated.
+//! - [`truncated_name`]: the length of a name that the server has truncated.
 //! - [`words`]: closed lists of words in rows and commands, each written once.
 
 pub mod backoff;
@@ -86,5 +86,5 @@ pub mod text;
 pub mod throughput;
 mod trace;
 pub mod trigger;
+pub mod truncated_name;
 pub mod words;
-pub mod written;

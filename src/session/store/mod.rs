@@ -9,4 +9,4 @@ pub mod publish;
 pub mod source;
 pub mod statements;
 pub mod subscriptions;
-pub mod written;
+pub mod written_rows;
