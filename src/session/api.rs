@@ -19,8 +19,8 @@ use crate::session::declarations::options_of;
 use crate::session::store::enqueue::{self as store, Enqueue, Keys};
 use crate::session::store::new_event::{self, IfExists, NewEvent, Times, new_id};
 use crate::session::store::statements::statements;
-use crate::session::store::{partition, publish, source as sources, subscriptions as stored_subscriptions};
-use crate::session::{capture, changes, effects, source, subscriptions, utility};
+use crate::session::store::{partition, publish, source as sources, subscriptions};
+use crate::session::{capture, changes, effects, source, subscribe, utility};
 use crate::shared::databases;
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fast_path;
@@ -226,18 +226,18 @@ fn outbox_source_matching(
 fn outbox_subscribe(fcinfo: pg_sys::FunctionCallInfo) {
     // SAFETY: the call's own fcinfo; the types are as sql/src/29_subscriptions.sql declares them.
     let args = unsafe { Args::new(fcinfo) };
-    subscriptions::subscribe(fcinfo, &args).unwrap_or_else(|error| error.raise());
+    subscribe::subscribe(fcinfo, &args).unwrap_or_else(|error| error.raise());
 }
 
 #[pg_extern(sql = false)]
 fn outbox_unsubscribe(destination: Option<SqlText>, fcinfo: pg_sys::FunctionCallInfo) -> bool {
-    subscriptions::unsubscribe(fcinfo, destination.as_deref()).unwrap_or_else(|error| error.raise())
+    subscribe::unsubscribe(fcinfo, destination.as_deref()).unwrap_or_else(|error| error.raise())
 }
 
 /// The trigger function of outbox_subscriptions.
 #[pg_extern(sql = false)]
 fn outbox_subscriptions_changed(fcinfo: pg_sys::FunctionCallInfo) {
-    stored_subscriptions::changed(fcinfo);
+    subscriptions::changed(fcinfo);
 }
 
 /// For DDL on a table by its name, which then stays the same.

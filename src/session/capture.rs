@@ -433,5 +433,5 @@ fn reader(statements: &Statements) -> Result<Option<u32>, UserError> {
     if security::current_user() != statements.owner {
         return Ok(None);
     }
-    crate::store::subscriptions::reader().map(Some)
+    crate::session::store::subscription_conditions::reader().map(Some)
 }

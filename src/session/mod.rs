@@ -11,5 +11,5 @@ pub mod external;
 mod fast_path;
 pub mod source;
 pub mod store;
-pub mod subscriptions;
+pub mod subscribe;
 pub mod utility;

@@ -1,13 +1,11 @@
 //! SQL that sessions and workers run, and rules that must be the same in both. `source` reads events from a user's
 //! relation, `rows` has the columns of tables that are written without a statement, `standbys` reads how much WAL they
-//! have, `statement` keeps prepared statements, `subscriptions` asks the conditions of subscriptions. Called on the
-//! main thread, inside a transaction.
+//! have, `statement` keeps prepared statements. Called on the main thread, inside a transaction.
 
 pub mod rows;
 pub mod source;
 pub mod standbys;
 pub mod statement;
-pub mod subscriptions;
 
 use crate::error::internal;
 use crate::pg::catalog::{self, Server};

@@ -24,6 +24,7 @@
 //! - [`key_order`]: the order of a key, also if one of its messages fails.
 //! - [`route`]: where the messages of a destination go, and their form; `format` has the names of formats.
 //! - [`template`]: routing keys and other texts of a message from a template.
+//! - [`event_filter`]: which subscriptions an event meets, as far as their lists and headers say it.
 //! - [`envelope`]: makes one message of one event: its body, its properties. `refusal` says why it cannot be sent,
 //!   `json` reads and writes for it.
 //! - [`form`]: what messages look like at a kind of destination, and the names of headers that are reserved.
@@ -52,6 +53,7 @@ pub mod engine;
 pub mod envelope;
 pub mod error_group;
 pub mod event;
+pub mod event_filter;
 pub mod finding;
 pub mod findings;
 #[cfg(test)]
@@ -80,7 +82,6 @@ pub mod settle;
 pub mod slot_schedule;
 pub mod slow_start;
 pub mod standbys;
-pub mod subscriptions;
 pub mod template;
 pub mod text;
 pub mod throughput;

@@ -8,5 +8,6 @@ pub mod partition;
 pub mod publish;
 pub mod source;
 pub mod statements;
+pub mod subscription_conditions;
 pub mod subscriptions;
 pub mod written_rows;

@@ -5,12 +5,12 @@
 //! it was enqueued, or that a transaction with a snapshot of its own sees.
 
 use super::statements::{KeptSubscriptions, Statements, statements};
+use super::subscription_conditions::{Subscribed, Subscriber};
 use crate::error::{UserError, internal};
 use crate::pg::spi::{Param, Spi, SpiHeapTupleData, SpiResult, SpiTupleTable};
 use crate::pg::trigger::Call;
 use crate::pg::{security, table, xact};
-use crate::store::subscriptions::{Subscribed, Subscriber};
-use outbox_core::subscriptions::EventFilter;
+use outbox_core::event_filter::EventFilter;
 use outbox_worker::DEFAULT_DESTINATION;
 use pgrx::PgBuiltInOids;
 use std::rc::Rc;

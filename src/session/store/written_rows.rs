@@ -9,8 +9,8 @@ use crate::pg::text;
 use crate::pg::trigger::{Fired, TriggerTable};
 use crate::pg::versions::{Side, Versions};
 use crate::session::store::statements::Statements;
+use crate::session::store::subscription_conditions;
 use crate::store::statement::{self, SavedStatement};
-use crate::store::subscriptions;
 use outbox_core::change_log::{RowChange, Version, Write, Writer};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -205,7 +205,7 @@ fn evaluate<T: ReadTable>(
             .collect::<SpiResult<Vec<Option<Row>>>>()
     };
     let rows = match writer.role == table.statements().owner {
-        true => security::run_restricted_as(subscriptions::reader()?, run),
+        true => security::run_restricted_as(subscription_conditions::reader()?, run),
         false => security::run_with(writer.role, writer.restrictions, run),
     };
     versions.hide(ROWS);

@@ -1,5 +1,5 @@
 //! Which subscriptions an event meets, as far as their lists and headers say it. A session asks this for each event for
-//! the default destination; `src/session/store/subscriptions.rs` asks the conditions in SQL afterwards.
+//! the default destination; `src/session/store/subscription_conditions.rs` asks the conditions in SQL afterwards.
 
 use crate::json::comparable_members;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -39,7 +39,7 @@ impl EventFilter {
 /// The filters of all subscriptions, in the order in which they were given. An event is compared only with those that
 /// name its value of a header, its type, or neither.
 #[derive(Debug, Default)]
-pub struct Subscriptions {
+pub struct EventFilters {
     filters: Vec<EventFilter>,
     /// By the first header of the filter and by its value.
     by_header: HashMap<String, HashMap<String, Vec<usize>>>,
@@ -47,7 +47,7 @@ pub struct Subscriptions {
     others: Vec<usize>,
 }
 
-impl Subscriptions {
+impl EventFilters {
     pub fn new(filters: Vec<EventFilter>) -> Self {
         let mut all = Self::default();
         for (position, filter) in filters.iter().enumerate() {
@@ -154,8 +154,8 @@ mod tests {
             let filters = filters.into_iter().map(|(types, aggregate_types, (_, json))| {
                 EventFilter::new(types, aggregate_types, Some(&json))
             });
-            let subscriptions = Subscriptions::new(filters.collect());
-            prop_assert_eq!(subscriptions.met(&kind, aggregate_type.as_deref(), Some(&json)), expected);
+            let filters = EventFilters::new(filters.collect());
+            prop_assert_eq!(filters.met(&kind, aggregate_type.as_deref(), Some(&json)), expected);
         }
     }
 
@@ -163,7 +163,7 @@ mod tests {
     fn a_filter_without_lists_is_met_by_every_event_and_an_empty_list_by_none() {
         let none = EventFilter::new(Some(Vec::new()), None, None);
         let tenant = EventFilter::new(None, None, Some(r#"{"tenant": "acme"}"#));
-        let all = Subscriptions::new(vec![EventFilter::default(), none, tenant]);
+        let all = EventFilters::new(vec![EventFilter::default(), none, tenant]);
         assert_eq!(all.met("A", None, None), [0]);
         assert_eq!(all.met("A", None, Some(r#"{"tenant": "acme", "n": 1}"#)), [0, 2]);
         assert_eq!(all.met("A", None, Some(r#"{"tenant": "other"}"#)), [0]);

@@ -1,5 +1,5 @@
 //! The subscriptions as a session reads them, and their conditions: user code, which runs as a role without rights,
-//! restricted, in the sessions of all roles. Called on the main thread, inside a transaction.
+//! restricted, in the sessions of all roles. Runs in a user's backend.
 
 use crate::error::{UserError, internal};
 use crate::pg::spi::types::TEXTOID;
@@ -7,8 +7,8 @@ use crate::pg::spi::{Param, Spi};
 use crate::pg::{catalog, guc, security, text, txn};
 use crate::store::statement::SavedStatement;
 use outbox_core::event::{COLUMNS, ColumnKind, Event};
+use outbox_core::event_filter::{EventFilter, EventFilters};
 use outbox_core::session::{Setting, TEXTS};
-use outbox_core::subscriptions::{EventFilter, Subscriptions};
 use outbox_transport::kind::Kind;
 use outbox_worker::DEFAULT_DESTINATION;
 use pgrx::PgSqlErrorCode;
@@ -25,7 +25,7 @@ const SETTINGS: [Setting; 2] = [(c"plan_cache_mode", c"force_generic_plan"), (c"
 /// The subscriptions as they were read. The default destination is among them: without a subscription of its own it
 /// gets every event.
 pub struct Subscribed {
-    filters: Subscriptions,
+    filters: EventFilters,
     subscribers: Vec<Subscriber>,
 }
 
@@ -65,7 +65,7 @@ impl Subscribed {
         all.sort_by(|(_, a), (_, b)| a.destination.cmp(&b.destination));
         let (filters, subscribers) = all.into_iter().unzip();
         Self {
-            filters: Subscriptions::new(filters),
+            filters: EventFilters::new(filters),
             subscribers,
         }
     }
