@@ -6624,8 +6624,8 @@ comment on function outbox_internal.work_settle(
 -- ---- sql/src/85_plans.sql
 
 -- How the statements of functions are planned: the only place that sets it. These settings are for the sessions of users
--- and relays. A worker's session has them for itself (crates/core/src/session.rs), so functions that only workers or
--- maintenance call are not in the list.
+-- and relays. A worker's session has them for itself (crates/core/src/session_settings.rs), so functions that only
+-- workers or maintenance call are not in the list.
 --
 -- Functions are called for years at any size of their tables, and vacuum may have seen outbox empty just before a million
 -- rows came. So plans that read a whole table are switched off: the right one is always an index or a ctid. JIT is off

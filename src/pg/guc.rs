@@ -2,7 +2,7 @@
 //! Sessions and workers call it on the main thread.
 
 use super::{major, text};
-use outbox_core::session::{self, Setting};
+use outbox_core::session_settings::{self, SessionSetting};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, pg_sys};
 use std::ffi::{CStr, c_char, c_void};
 
@@ -147,12 +147,12 @@ pub fn planned_once<T>(body: impl FnOnce() -> T) -> T {
     with(&settings, body)
 }
 
-/// Whether [`session::NAMES`] are set: to set them takes a few µs, which would be a tenth of a publish by statements.
+/// Whether [`session_settings::NAMES`] are set: to set them takes a few µs, which would be a tenth of a publish by statements.
 pub fn names_are_set() -> bool {
     // SAFETY: variables of the server; the text ends with NUL.
     unsafe {
         let search_path = CStr::from_ptr(pg_sys::namespace_search_path);
-        search_path == session::NAMES[0].1
+        search_path == session_settings::NAMES[0].1
             && major::has_standard_strings()
             && pg_sys::Array_nulls
             && !pg_sys::Transform_null_equals
@@ -161,7 +161,7 @@ pub fn names_are_set() -> bool {
 }
 
 /// Runs `body` with these settings. Settings that `body` changes are restored too, because it may run user code.
-pub fn with<T>(settings: &[Setting], body: impl FnOnce() -> T) -> T {
+pub fn with<T>(settings: &[SessionSetting], body: impl FnOnce() -> T) -> T {
     // SAFETY: what core does around functions of indexes (index_build in index.c). After an error the end of the
     // (sub)transaction restores the settings.
     unsafe {
@@ -192,7 +192,7 @@ unsafe fn set(name: &CStr, value: &CStr, action: pg_sys::GucAction::Type) {
 }
 
 /// Sets a parameter for the rest of this process, if this version of the server has it.
-pub fn set_for_session((name, value): Setting) {
+pub fn set_for_session((name, value): SessionSetting) {
     // SAFETY: plain strings, which are copied. The values are constants of the extension.
     unsafe {
         if pg_sys::GetConfigOption(name.as_ptr(), true, false).is_null() {

@@ -13,7 +13,7 @@ use super::table::{Kind, Value};
 use super::text::{self, Unreadable};
 use super::{guc, major, xact};
 use outbox_core::engine::RowId;
-use outbox_core::session;
+use outbox_core::session_settings;
 use pgrx::datum::{Date, DatumWithOid, FromDatum, IntoDatum, TimestampWithTimeZone, Uuid};
 use pgrx::pg_sys::{self, PgOid};
 use pgrx::spi;
@@ -69,7 +69,7 @@ impl Spi {
         let run = || spi::Spi::connect_mut(|client| body(unsafe { &mut *std::ptr::from_mut(client).cast() }));
         match guc::names_are_set() {
             true => run(),
-            false => guc::with(session::NAMES, run),
+            false => guc::with(session_settings::NAMES, run),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::pg::major;
 use crate::pg::scan::{Scan, row_id, tid};
 use crate::pg::text::{self, Unreadable};
 use outbox_core::engine::RowId;
-use outbox_core::session;
+use outbox_core::session_settings;
 use pgrx::datum::{FromDatum, IntoDatum, Uuid};
 use pgrx::pg_sys;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -252,7 +252,7 @@ impl Table {
             return self.found(known);
         }
         // Expressions are printed with these.
-        let known = guc::with(session::NAMES, || self.read_catalog(layout)).map(Rc::new);
+        let known = guc::with(session_settings::NAMES, || self.read_catalog(layout)).map(Rc::new);
         KNOWN.with_borrow_mut(|all| all.insert(oid, known.clone()));
         self.found(known)
     }

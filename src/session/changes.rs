@@ -11,7 +11,7 @@ use crate::pg::when::{self, QueryMemory, WhenCall};
 use crate::pg::xact::{self, End};
 use crate::pg::{guc, security, text, txn, versions};
 use outbox_core::change_log::{ChangeLog, Origin, RowChange, Version, Write, Writer};
-use outbox_core::session;
+use outbox_core::session_settings;
 use pgrx::PgSqlErrorCode;
 use std::cell::{Cell, RefCell};
 use std::sync::OnceLock;
@@ -200,7 +200,7 @@ pub fn store_events() -> Result<(), UserError> {
     let Some(store) = STORE.get() else { return Ok(()) };
     LOG.with_borrow_mut(|log| log.assume_moves(versions::is_moved));
     // The same values make the same event in all sessions.
-    let environment = [session::NAMES, session::TEXTS].concat();
+    let environment = [session_settings::NAMES, session_settings::TEXTS].concat();
     loop {
         let changes = LOG.with_borrow(|log| log.next(BATCH, versions::is_moved));
         if changes.is_empty() {

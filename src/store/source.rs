@@ -17,7 +17,7 @@ use crate::pg::{catalog, guc, security, signals, text, txn};
 use outbox_core::engine::Events;
 use outbox_core::event::{self, COLUMNS, Event, EventColumn};
 use outbox_core::message::Outcome;
-use outbox_core::session::{Setting, TEXTS};
+use outbox_core::session_settings::{SessionSetting, TEXTS};
 use pgrx::PgSqlErrorCode;
 use pgrx::spi::quote_identifier;
 use std::cell::{OnceCell, RefCell};
@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const TRY_AGAIN_AFTER: Duration = Duration::from_millis(400);
 
 /// The settings for a statement over the source, beside [`TEXTS`]: the plan is made once and uses the index.
-const SETTINGS: [Setting; 9] = [
+const SETTINGS: [SessionSetting; 9] = [
     (c"row_security", c"on"), // a worker's session has it off
     (c"enable_seqscan", c"off"),
     (c"enable_hashjoin", c"on"), // a worker's session has these off, and a view may join anything
@@ -50,7 +50,7 @@ const PIECE: usize = 1_000;
 /// How `txn::attempt` reports that the session was canceled, or its time is over.
 const CANCELED: &str = "(SQLSTATE 57014)";
 /// In a worker, and for the health check: a locked relation delays its readers, not the worker.
-const PATIENT: Setting = (c"lock_timeout", c"1s");
+const PATIENT: SessionSetting = (c"lock_timeout", c"1s");
 
 /// The mapped parts of an event, in the order of the arguments of outbox_source_set: required ones, other columns, the
 /// key.
@@ -495,7 +495,7 @@ impl Source {
         Ok(done)
     }
 
-    fn as_owner<T>(&self, settings: &[Setting], body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    fn as_owner<T>(&self, settings: &[SessionSetting], body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         self.as_role(None, settings, body)
     }
 
@@ -503,7 +503,7 @@ impl Source {
     fn as_role<T>(
         &self,
         role: Option<u32>,
-        settings: &[Setting],
+        settings: &[SessionSetting],
         body: impl FnOnce() -> Result<T, String>,
     ) -> Result<T, String> {
         let settings: Vec<_> = [TEXTS, &SETTINGS, settings].concat();

@@ -13,7 +13,7 @@ use crate::pg::{catalog, signals, text};
 use crate::shared::workers::{self, NoEntry, id_of};
 use crate::shared::{databases, launcher, lifecycle, sessions, transactions};
 use outbox_core::engine::Sharing;
-use outbox_core::session;
+use outbox_core::session_settings;
 use outbox_transport::{Waker, give_way};
 use outbox_worker::{Described, FinishTimeouts, Pass, Worker};
 use std::cell::{Cell, RefCell};
@@ -82,8 +82,8 @@ pub fn enter(database: u32, number: u32) -> &'static workers::WorkerEntry {
         signals::exit(0);
     }
     bgworker::connect(database.into(), launcher::worker_role().into());
-    session::settings()
-        .chain(session::IN_THE_SERVER.iter().copied())
+    session_settings::settings()
+        .chain(session_settings::IN_THE_SERVER.iter().copied())
         .for_each(txn::set_for_session);
     slot
 }

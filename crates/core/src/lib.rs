@@ -36,7 +36,7 @@
 //! - [`error_group`]: the errors that form one group.
 //! - [`finding`]: what is wrong, as data and in words; [`findings`] has the words of the checks.
 //! - [`backoff`]: how long a failed message waits.
-//! - [`session`]: the settings of a worker's session.
+//! - [`session_settings`]: the settings of a worker's session.
 //! - [`latency`]: delivery times, counted in buckets.
 //! - [`floor`]: from where views look for the first waiting message.
 //! - [`throughput`]: deliveries of the last minutes and hours; `ring` has the time slots.
@@ -77,7 +77,7 @@ pub mod rate_limit;
 mod refusal;
 pub mod ring;
 pub mod route;
-pub mod session;
+pub mod session_settings;
 pub mod settle;
 pub mod slot_schedule;
 pub mod slow_start;

@@ -24,7 +24,7 @@
 //! | `intake` | how does a transport get messages and report outcomes? | `outbox-publish` |
 //! | `pool` | which request gets a thread, and when do idle threads and connections end? | `outbox-publish`, `outbox-http` |
 //! | `connected::life`, `connected::endpoints` | which connection is opened, used, replaced and closed when? | `outbox-publish` |
-//! | `connected::session` | what goes over one connection: publish within a window, take answers, time out | `outbox-publish` |
+//! | `connected::publish_loop` | what goes over one connection: publish within a window, take answers, time out | `outbox-publish` |
 //! | `connected::link` | what does a kind provide for that? | `outbox-publish` |
 //! | `connected::unconfirmed` | for how long may a peer leave messages without an answer? | `outbox-publish`, pure |
 //! | `connected::dial` | how is a TCP connection made? | `outbox-publish` |

@@ -28,7 +28,7 @@ use outbox_core::engine::RowId;
 use outbox_core::envelope;
 use outbox_core::event::Event;
 use outbox_core::partition::{Partition, crc32};
-use outbox_core::session;
+use outbox_core::session_settings;
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::datum::datetime_support::clock_timestamp;
@@ -79,7 +79,7 @@ pub fn enqueue(fcinfo: Call, request: Enqueue) -> Result<i64, UserError> {
     let statements = statements(fcinfo);
     security::run_as(statements.owner, || {
         statements.lock(true);
-        guc::with(session::NAMES, || enqueue_as_owner(statements, request)) // once for all statements
+        guc::with(session_settings::NAMES, || enqueue_as_owner(statements, request)) // once for all statements
     })
 }
 

@@ -8,7 +8,7 @@ use crate::pg::trigger::Call;
 use crate::pg::{catalog, guc, security};
 use crate::shared::sessions;
 use outbox_core::partition::{Partition, crc32};
-use outbox_core::session::TEXTS;
+use outbox_core::session_settings::TEXTS;
 use pgrx::PgSqlErrorCode;
 use pgrx::spi::quote_identifier;
 

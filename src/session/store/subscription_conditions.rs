@@ -8,7 +8,7 @@ use crate::pg::{catalog, guc, security, text, txn};
 use crate::store::statement::SavedStatement;
 use outbox_core::event::{COLUMNS, ColumnKind, Event};
 use outbox_core::event_filter::{EventFilter, EventFilters};
-use outbox_core::session::{Setting, TEXTS};
+use outbox_core::session_settings::{SessionSetting, TEXTS};
 use outbox_transport::kind::Kind;
 use outbox_worker::DEFAULT_DESTINATION;
 use pgrx::PgSqlErrorCode;
@@ -20,7 +20,7 @@ use std::ffi::CStr;
 const READER: &CStr = c"outbox_policy";
 
 /// A condition is planned once.
-const SETTINGS: [Setting; 2] = [(c"plan_cache_mode", c"force_generic_plan"), (c"jit", c"off")];
+const SETTINGS: [SessionSetting; 2] = [(c"plan_cache_mode", c"force_generic_plan"), (c"jit", c"off")];
 
 /// The subscriptions as they were read. The default destination is among them: without a subscription of its own it
 /// gets every event.

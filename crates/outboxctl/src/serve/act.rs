@@ -7,7 +7,7 @@ use super::context::{Fields, PageContext};
 use super::format::{count, encode, message_path};
 use super::page::{MonitorPage, as_sql, problem};
 use super::search;
-use super::session::{MonitorSession, SessionPurpose};
+use super::session_pool::{MonitorSession, SessionPurpose};
 use super::snapshot::MonitorSnapshot;
 use crate::failure::{Code, Failure};
 use crate::format::capitalised;

@@ -3,7 +3,7 @@
 use super::context::{Fields, PageContext};
 use super::format::{count, encode, known, time};
 use super::page::MonitorPage;
-use super::session::MonitorSession;
+use super::session_pool::MonitorSession;
 use crate::queries::Fetch;
 use axum::extract::Form;
 use axum::response::Response;

@@ -4,7 +4,7 @@
 
 use super::format::{capped, distance, encode, message_path};
 use super::search;
-use super::session::MonitorSession;
+use super::session_pool::MonitorSession;
 use crate::failure::Failure;
 use crate::format::{capitalised, counted};
 use crate::messages::bulk::Verb;

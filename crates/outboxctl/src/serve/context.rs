@@ -4,7 +4,7 @@
 use super::access::{Access, Viewer};
 use super::base::BasePath;
 use super::page::{LiveParts, MonitorPage, head};
-use super::session::{SessionPool, WAIT_MAX};
+use super::session_pool::{SessionPool, WAIT_MAX};
 use super::snapshot::{Lost, MonitorSnapshot};
 use crate::failure::{Code, Failure};
 use crate::format::capitalised;

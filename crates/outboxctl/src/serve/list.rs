@@ -7,7 +7,7 @@ use super::format::{capped, count, distance, encode, message_path};
 use super::message::seq_of;
 use super::page::{MonitorPage, as_sql, problem};
 use super::search::{self, WORDS};
-use super::session::MonitorSession;
+use super::session_pool::MonitorSession;
 use super::snapshot::{DEAD_CAP, MonitorSnapshot, WAITING_CAP};
 use super::tab::TABS;
 use crate::failure::{Code, Failure};

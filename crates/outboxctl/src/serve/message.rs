@@ -5,7 +5,7 @@ use super::act::act_path;
 use super::context::{Fields, PageContext};
 use super::format::{count, distance, encode, message_path};
 use super::page::{MonitorPage, as_sql, copyable, copyable_block, remedy, state_badge};
-use super::session::{MonitorSession, busy};
+use super::session_pool::{MonitorSession, busy};
 use crate::failure::{Code, Failure};
 use crate::format::capitalised;
 use crate::messages::bulk::Verb;

@@ -1,5 +1,5 @@
 //! `outboxctl serve`: the Outbox Monitor, a few pages and /metrics over HTTP, of one or several databases. One session
-//! reads a database for all viewers (`poller`). Requests of viewers share a few other sessions (`session`).
+//! reads a database for all viewers (`poller`). Requests of viewers share a few other sessions (`session_pool`).
 
 mod access;
 mod act;
@@ -23,7 +23,7 @@ mod page;
 mod poller;
 mod proxy;
 mod search;
-mod session;
+mod session_pool;
 mod snapshot;
 mod tab;
 
@@ -45,7 +45,7 @@ use page::MonitorPage;
 use poller::Poller;
 use proxy::TrustedProxy;
 use serde_json::json;
-use session::PATIENCE;
+use session_pool::PATIENCE;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;

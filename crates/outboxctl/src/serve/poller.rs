@@ -7,7 +7,7 @@ use super::chart::PERIODS;
 use super::context::{Database, Site, View};
 use super::databases;
 use super::live::live_parts;
-use super::session::{MonitorSession, PATIENCE, SessionPool, SessionPurpose, no_answer};
+use super::session_pool::{MonitorSession, PATIENCE, SessionPool, SessionPurpose, no_answer};
 use super::snapshot::{Lost, MonitorSnapshot, SlowParts};
 use crate::connect::ConnectArgs;
 use crate::failure::Failure;

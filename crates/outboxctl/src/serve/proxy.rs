@@ -1,7 +1,7 @@
 //! Users of a proxy that signs them in: the proxy names the user in a header. The monitor believes the header only on
 //! connections from the proxy, and refuses every other request that has it.
 
-use super::session::USER_MAX_BYTES;
+use super::session_pool::USER_MAX_BYTES;
 use axum::http::{HeaderMap, HeaderName};
 use outbox_transport::network::Network;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

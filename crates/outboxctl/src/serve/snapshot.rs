@@ -2,7 +2,7 @@
 //! and /metrics show nothing else, except the messages themselves.
 
 use super::causes::Causes;
-use super::session::MonitorSession;
+use super::session_pool::MonitorSession;
 use crate::failure::{Code, Failure};
 use crate::queries::model::{Check, DestinationRow, ErrorGroup, Minute, Now, PartitionRow, Passes, Status, WorkerRow};
 use crate::queries::state::MessageStatus;

@@ -3,8 +3,8 @@
 
 use super::error::WorkError;
 use super::report::Log;
-use super::session::{SharedState, WaitResult, WorkerSession};
 use super::totals::Totals;
+use super::worker_session::{SharedState, WaitResult, WorkerSession};
 use outbox_core::partition::Partition;
 use outbox_worker::rewinds::Rewound;
 use std::cell::RefCell;

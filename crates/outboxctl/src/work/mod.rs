@@ -9,7 +9,7 @@
 //! | `context` | what does it know of its session and of shared memory? |
 //! | `db` | how does a statement of the worker protocol run in the session? |
 //! | `error` | why did a call fail, and does the session go on? |
-//! | `session` | which SQL functions are called, and what do their results mean? |
+//! | `worker_session` | which SQL functions are called, and what do their results mean? |
 //! | `settings` | which settings apply, and where are the secrets? |
 //! | `totals` | what has the whole run done? |
 //! | `args` | which options does the command have? |
@@ -21,11 +21,11 @@ mod db;
 mod error;
 mod report;
 mod runtime;
-mod session;
 mod settings;
 mod tables;
 mod totals;
 mod worker;
+mod worker_session;
 
 pub use args::WorkArgs;
 

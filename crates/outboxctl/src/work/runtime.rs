@@ -4,8 +4,8 @@
 use super::args::WorkArgs;
 use super::context::WorkContext;
 use super::error::{WorkError, WorkErrorKind};
-use super::session::Refreshed;
 use super::settings;
+use super::worker_session::Refreshed;
 use crate::failure::{Code, Failure};
 use crate::progress::WorkerProgress;
 use crate::shutdown::Shutdown;

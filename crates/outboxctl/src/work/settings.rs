@@ -3,7 +3,7 @@
 
 use super::args::WorkArgs;
 use super::error::{WorkError, unexpected};
-use super::session::Refreshed;
+use super::worker_session::Refreshed;
 use outbox_transport::kind::Kind;
 use outbox_transport::options::{Level, NamedFile, Value};
 use outbox_worker::{KnownSettings, WorkerSettings};

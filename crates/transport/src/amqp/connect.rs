@@ -312,7 +312,7 @@ fn protocol_reason(error: &AMQPError) -> DownReason {
         AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) if says("Login was refused") => DownReason::AUTH_REFUSED,
         AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => DownReason::PERMISSION_DENIED,
         AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => EXCHANGE_MISSING,
-        // For a publish 406 can also mean "too large"; `session` reads the text.
+        // For a publish 406 can also mean "too large"; `publish_loop` reads the text.
         AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) => EXCHANGE_MISMATCH,
         // 530: RabbitMQ reports this for a vhost that does not exist or that the user may not access, and for limits.
         AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) if says("connection limit") => DownReason::CONNECTION_LIMIT,

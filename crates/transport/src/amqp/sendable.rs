@@ -1,4 +1,4 @@
-//! Checks whether a message can be encoded for AMQP. Pure; called by `session` on the publisher thread before each
+//! Checks whether a message can be encoded for AMQP. Pure; called by `publish_loop` on the publisher thread before each
 //! publish.
 //!
 //! Without these checks, one bad message would harm others. A short string over 255 bytes panics inside lapin. A header

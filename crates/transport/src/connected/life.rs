@@ -2,11 +2,11 @@
 //! bounded time. A connection that has lived for long is replaced: the next one is opened first, and takes over once all
 //! messages have their answers.
 //!
-//! Runs on the publisher thread. `session` covers the time while connected.
+//! Runs on the publisher thread. `publish_loop` covers the time while connected.
 
 use super::endpoints::{CUT_LIMIT, Endpoints, Opened, Successor};
 use super::link::{Connection, Connector, Terms, Wire};
-use super::session::{self, ConnectionEnd, SessionEnd};
+use super::publish_loop::{self, ConnectionEnd, PublishLoopEnd};
 use super::unconfirmed::ConfirmWatchdog;
 use crate::Publication;
 use crate::backoff::Backoff;
@@ -220,13 +220,13 @@ async fn serve_lanes<C: Connector>(
     mut waiting: VecDeque<Publication>,
 ) -> Result<ConnectionEnd<C>, StopBy> {
     loop {
-        match session::serve(opened, endpoints, watchdog, intake, place, successor, waiting).await? {
-            SessionEnd::Connection(end) => return Ok(end),
-            SessionEnd::Lane {
+        match publish_loop::serve(opened, endpoints, watchdog, intake, place, successor, waiting).await? {
+            PublishLoopEnd::Connection(end) => return Ok(end),
+            PublishLoopEnd::Lane {
                 waiting: next,
                 rest: None,
             } => waiting = next,
-            SessionEnd::Lane {
+            PublishLoopEnd::Lane {
                 waiting: next,
                 rest: Some(rest),
             } => {

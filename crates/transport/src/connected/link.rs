@@ -1,4 +1,4 @@
-//! What a kind provides so that `life` and `session` can use its connections.
+//! What a kind provides so that `life` and `publish_loop` can use its connections.
 
 use crate::Outcome;
 use crate::deadline::Deadline;
@@ -28,7 +28,7 @@ pub struct Terms {
     pub answer_timeout: Duration,
     /// The lowest rate at which bytes extend it, in bytes a second.
     pub min_send_rate: u32,
-    /// A message without an answer for this time makes the session ask whether the peer is alive: `unconfirmed`.
+    /// A message without an answer for this time makes the publish loop ask whether the peer is alive: `unconfirmed`.
     pub patience: Duration,
     /// The most messages without an answer, at least 1.
     pub window: usize,

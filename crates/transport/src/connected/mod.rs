@@ -1,15 +1,16 @@
 //! What every kind needs that sends over a connection and gets an answer for each message: a window, a deadline, a grace at
-//! a stop, patience with answers, losses, endpoints in turn, and connections that are replaced. A kind provides [`link`], or
-//! a `Protocol` of `stream`.
+//! a stop, patience with answers, losses, endpoints in turn, and connections that are replaced. A kind provides
+//! [`link`], or a `Protocol` of `stream`.
 //!
-//! Runs on the publisher thread. `life` is the life of a destination's connections, `session` the time while one is open.
+//! Runs on the publisher thread. `life` is the life of a destination's connections, `publish_loop` the time while one
+//! is open.
 
 mod attempts;
 mod dial;
 mod endpoints;
 mod life;
 mod link;
-mod session;
+mod publish_loop;
 #[cfg(feature = "toy")]
 mod stream;
 mod unconfirmed;

@@ -1,18 +1,20 @@
 //! Decides when a broker has left messages unconfirmed for too long or refuses them, and what to do then. Pure: the
-//! time is an argument. Called by `session` on the publisher thread. The state outlives channels and connections.
+//! time is an argument. Called by `publish_loop` on the publisher thread. The state outlives channels and connections.
 //!
 //! A queue that is deleted and declared again, or that has lost its quorum, can leave messages without a confirm
-//! forever on a healthy connection. So the session sends the broker another request, a probe. If the broker answers it,
-//! it has received the messages and still does not confirm them. The session then stops publishing for a moment, so
-//! that confirms on their way can arrive, and gives up the channel. The worker sends the open messages again, in order.
+//! forever on a healthy connection. So the publish loop sends the broker another request, a probe. If the broker
+//! answers it, it has received the messages and still does not confirm them. The publish loop then stops publishing for
+//! a moment, so that confirms on their way can arrive, and gives up the channel. The worker sends the open messages
+//! again, in order.
 //!
 //! A quorum queue that is deleted with messages on their way can do worse. The broker waits for it and reads no more
-//! from this connection (credit flow that is never granted, seen with RabbitMQ 3.10). So the session also requests an
-//! answer over another connection. If only that one answers, the whole connection is given up instead of the channel.
+//! from this connection (credit flow that is never granted, seen with RabbitMQ 3.10). So the publish loop also requests
+//! an answer over another connection. If only that one answers, the whole connection is given up instead of the
+//! channel.
 //!
-//! A node of a cluster can go silent, for example without power. If there are other endpoints, the session asks for an
-//! answer after a fraction of its watchdog. A node that answers has the whole watchdog. A silent one is given up once
-//! another one answers.
+//! A node of a cluster can go silent, for example without power. If there are other endpoints, the publish loop asks
+//! for an answer after a fraction of its watchdog. A node that answers has the whole watchdog. A silent one is given up
+//! once another one answers.
 //!
 //! A channel of RabbitMQ can refuse every message for a quorum queue that is well. RabbitMQ 3.10 asks the node that led
 //! the queue when the channel first used it, and refuses while that node is down (rabbit_fifo_client). So a channel is

@@ -27,12 +27,12 @@ const WINDOW_BYTES_MAX: usize = 64 << 20;
 const STOP_GRACE_MAX: Duration = Duration::from_secs(5);
 const ENDED: &str = "the connection has ended";
 
-/// Why a session is over, other than by a stop request.
-pub(crate) enum SessionEnd<C: Connector> {
+/// Why the publish loop is over, other than by a stop request.
+pub(crate) enum PublishLoopEnd<C: Connector> {
     Connection(ConnectionEnd<C>),
-    /// The lane is replaced, and the connection kept: the peer refused a message, or it answers but does not confirm what
-    /// it received. Then unconfirmed messages are lost, so the worker sends them again. `waiting` is to be sent next,
-    /// after the `rest`.
+    /// The lane is replaced, and the connection kept: the peer refused a message, or it answers but does not confirm
+    /// what it received. Then unconfirmed messages are lost, so the worker sends them again. `waiting` is to be sent
+    /// next, after the `rest`.
     Lane {
         waiting: VecDeque<Publication>,
         rest: Option<Duration>,
@@ -52,8 +52,8 @@ pub(crate) enum ConnectionEnd<C: Connector> {
     },
 }
 
-/// Serves until a stop request, a failure of the connection, or the end of a lane that is given up. `waiting` goes first.
-/// At its end every message that it took has its outcome, or is returned.
+/// Serves until a stop request, a failure of the connection, or the end of a lane that is given up. `waiting` goes
+/// first. At its end every message that it took has its outcome, or is returned.
 pub(crate) async fn serve<C: Connector>(
     opened: &mut Opened<C>,
     endpoints: &Endpoints<'_, C>,
@@ -62,57 +62,57 @@ pub(crate) async fn serve<C: Connector>(
     place: &mut OpenConnection,
     successor: &mut Successor<'_, C>,
     waiting: VecDeque<Publication>,
-) -> Result<SessionEnd<C>, StopBy> {
+) -> Result<PublishLoopEnd<C>, StopBy> {
     let address = opened.address;
     let mut ended = pin!(opened.wire.ended());
     let mut elsewhere: Option<Pin<Box<dyn Future<Output = bool> + '_>>> = None;
-    let mut session = Session::new(opened.connection.lane(), &endpoints.terms, watchdog, waiting);
+    let mut publish_loop = PublishLoop::new(opened.connection.lane(), &endpoints.terms, watchdog, waiting);
     loop {
-        session.fill(intake);
-        session.take(intake);
+        publish_loop.fill(intake);
+        publish_loop.take(intake);
         intake.send_outcomes();
-        session.check_stall(intake);
-        if let Some(end) = session.ends(successor, intake) {
+        publish_loop.check_stall(intake);
+        if let Some(end) = publish_loop.ends(successor, intake) {
             return Ok(end);
         }
-        if session.is_over() {
+        if publish_loop.is_over() {
             break;
         }
-        if session.watchdog.wants_probe() {
-            session.lane.probe();
+        if publish_loop.watchdog.wants_probe() {
+            publish_loop.lane.probe();
         }
-        let is_open = session.is_open();
-        if session.watchdog.wants_probe_elsewhere(Instant::now()) && elsewhere.is_none() && !session.stops() {
+        let is_open = publish_loop.is_open();
+        if publish_loop.watchdog.wants_probe_elsewhere(Instant::now()) && elsewhere.is_none() && !publish_loop.stops() {
             elsewhere = Some(Box::pin(endpoints.answer_apart_from(address)));
         }
-        session.set_alarm();
-        let wait = session.wait(!session.stops() && intake.main_lets_confirms_wait());
-        let is_idle = is_open && session.is_idle();
+        publish_loop.set_alarm();
+        let wait = publish_loop.wait(!publish_loop.stops() && intake.main_lets_confirms_wait());
+        let is_idle = is_open && publish_loop.is_idle();
         place.set_idle(is_idle);
-        let want_batch = !session.stops() && session.waiting.is_empty() && session.has_room();
+        let want_batch = !publish_loop.stops() && publish_loop.waiting.is_empty() && publish_loop.has_room();
         // A loop that always finds work must still let the runtime poll the socket.
         tokio::task::coop::consume_budget().await;
         tokio::select! {
             biased;
-            () = &mut ended => session.break_off(0, Fault::new(DownReason::CLOSED, ENDED)),
-            event = session.lane.event() => session.on_event(event, intake),
-            () = session.alarm.rings() => session.look(),
+            () = &mut ended => publish_loop.break_off(0, Fault::new(DownReason::CLOSED, ENDED)),
+            event = publish_loop.lane.event() => publish_loop.on_event(event, intake),
+            () = publish_loop.alarm.rings() => publish_loop.look(),
             has_answered = finished(&mut elsewhere) => {
                 elsewhere = None;
-                session.watchdog.answered_elsewhere(Instant::now(), has_answered);
-                session.alarm.unset();
+                publish_loop.watchdog.answered_elsewhere(Instant::now(), has_answered);
+                publish_loop.alarm.unset();
             }
-            next = intake.next_or_stop(want_batch), if !session.stops() => match next {
-                Ok(handed) => session.waiting = intake.accept(handed).into(),
-                Err(order) => session.begin_stop(order, intake),
+            next = intake.next_or_stop(want_batch), if !publish_loop.stops() => match next {
+                Ok(handed) => publish_loop.waiting = intake.accept(handed).into(),
+                Err(order) => publish_loop.begin_stop(order, intake),
             },
-            () = place.ends(), if is_idle => return Ok(SessionEnd::Connection(ConnectionEnd::Idle)),
-            () = successor.opens(), if !session.stops() => {}
-            () = session.lane.answers(wait) => {}
+            () = place.ends(), if is_idle => return Ok(PublishLoopEnd::Connection(ConnectionEnd::Idle)),
+            () = successor.opens(), if !publish_loop.stops() => {}
+            () = publish_loop.lane.answers(wait) => {}
         }
     }
-    let mut fault = session.cause(intake).await;
-    let stop = session.stop_order();
+    let mut fault = publish_loop.cause(intake).await;
+    let stop = publish_loop.stop_order();
     match stop {
         Some(_) => fault = Fault::new(DownReason::CLOSED, STOPPED),
         None => {
@@ -120,9 +120,9 @@ pub(crate) async fn serve<C: Connector>(
             intake.report_down(&fault);
         }
     }
-    session.abandon(&fault, intake);
+    publish_loop.abandon(&fault, intake);
     intake.send_outcomes();
-    stop.map_or(Ok(SessionEnd::Connection(ConnectionEnd::Failed(fault))), Err)
+    stop.map_or(Ok(PublishLoopEnd::Connection(ConnectionEnd::Failed(fault))), Err)
 }
 
 async fn finished(probe: &mut Option<Pin<Box<dyn Future<Output = bool> + '_>>>) -> bool {
@@ -132,7 +132,7 @@ async fn finished(probe: &mut Option<Pin<Box<dyn Future<Output = bool> + '_>>>) 
     }
 }
 
-/// What a session is about to do.
+/// What the publish loop is about to do.
 enum Course {
     /// It sends messages.
     Open,
@@ -186,7 +186,7 @@ struct OpenMessage {
     address: Text,
 }
 
-struct Session<'a, L> {
+struct PublishLoop<'a, L> {
     lane: L,
     terms: &'a Terms,
     limits: TransferLimits,
@@ -210,7 +210,7 @@ struct Session<'a, L> {
     broken: Option<Broken>,
 }
 
-impl<'a, L: Lane> Session<'a, L> {
+impl<'a, L: Lane> PublishLoop<'a, L> {
     fn new(lane: L, terms: &'a Terms, watchdog: &'a mut ConfirmWatchdog, waiting: VecDeque<Publication>) -> Self {
         Self {
             terms,
@@ -245,7 +245,7 @@ impl<'a, L: Lane> Session<'a, L> {
         }
     }
 
-    /// When the session ends, at the latest.
+    /// When the publish loop ends, at the latest.
     fn ends_at(&self) -> Option<Instant> {
         match self.course {
             Course::Open => None,
@@ -276,12 +276,12 @@ impl<'a, L: Lane> Session<'a, L> {
         !self.is_blocked && self.watchdog.stall.is_none() && self.open.is_empty() && self.waiting.is_empty()
     }
 
-    /// The end of the session, if it is one of those that need no fault.
+    /// The end of the publish loop, if it is one of those that need no fault.
     fn ends<C: Connector>(
         &mut self,
         successor: &mut Successor<'_, C>,
         intake: &mut Intake<'_>,
-    ) -> Option<SessionEnd<C>> {
+    ) -> Option<PublishLoopEnd<C>> {
         if !self.is_open() {
             return None;
         }
@@ -292,7 +292,7 @@ impl<'a, L: Lane> Session<'a, L> {
                 intake.report_state(ConnectionState::Connected);
             }
             let waiting = std::mem::take(&mut self.waiting);
-            return Some(SessionEnd::Connection(ConnectionEnd::Replaced { by, waiting }));
+            return Some(PublishLoopEnd::Connection(ConnectionEnd::Replaced { by, waiting }));
         }
         if self.watchdog.is_over(Instant::now()) {
             if self.watchdog.is_stuck() {
@@ -303,10 +303,10 @@ impl<'a, L: Lane> Session<'a, L> {
             self.give_up_open("the broker answered but did not confirm the message", alone, intake);
             intake.send_outcomes();
             let (waiting, rest) = (VecDeque::new(), None);
-            return Some(SessionEnd::Lane { waiting, rest });
+            return Some(PublishLoopEnd::Lane { waiting, rest });
         }
         let is_renewed = self.watchdog.wants_channel() && self.open.is_empty();
-        is_renewed.then(|| SessionEnd::Lane {
+        is_renewed.then(|| PublishLoopEnd::Lane {
             waiting: std::mem::take(&mut self.waiting),
             rest: self.watchdog.renews_channel(Instant::now()),
         })
@@ -422,7 +422,7 @@ impl<'a, L: Lane> Session<'a, L> {
     /// Reports when messages are unconfirmed for too long, and when they no longer are.
     fn check_stall(&mut self, intake: &Intake<'_>) {
         if self.is_blocked || self.ends_at().is_some() {
-            return; // the peer announced the delay, or the session ends anyway
+            return; // the peer announced the delay, or the publish loop ends anyway
         }
         let now = Instant::now();
         self.look_at_progress(now);
@@ -469,9 +469,9 @@ impl<'a, L: Lane> Session<'a, L> {
 
     // ---- events and timers ------------------------------------------------------------------------------------------
 
-    /// Whether the next connection, which is open, takes over now. From the first call on nothing is sent here: messages
-    /// of a key must not overtake each other. Waits for answers for no longer than at a stop. Does not begin while the
-    /// peer is slow: each message would be sent twice.
+    /// Whether the next connection, which is open, takes over now. From the first call on nothing is sent here:
+    /// messages of a key must not overtake each other. Waits for answers for no longer than at a stop. Does not begin
+    /// while the peer is slow: each message would be sent twice.
     fn hands_over(&mut self, now: Instant, intake: &mut Intake<'_>) -> bool {
         if self.open.is_empty() {
             return true;

@@ -5,11 +5,11 @@
 use std::ffi::CStr;
 
 /// The name and the value of a setting, which any role may set.
-pub type Setting = (&'static CStr, &'static CStr);
+pub type SessionSetting = (&'static CStr, &'static CStr);
 
 /// What the words of a statement mean. All SQL of the extension runs with these, and so does what it calls, such as the
 /// triggers of a user on its tables: in a session it runs with the rights of another role than its caller's.
-pub const NAMES: &[Setting] = &[
+pub const NAMES: &[SessionSetting] = &[
     (c"search_path", c"pg_catalog, pg_temp"),
     (c"standard_conforming_strings", c"on"),
     (c"array_nulls", c"on"),
@@ -19,7 +19,7 @@ pub const NAMES: &[Setting] = &[
 
 /// How values become texts, and texts values. The code of users whose results must be the same in each session, such as
 /// the conditions of subscriptions, also runs with these.
-pub const TEXTS: &[Setting] = &[
+pub const TEXTS: &[SessionSetting] = &[
     (c"timezone", c"UTC"),
     (c"datestyle", c"ISO, MDY"),
     (c"intervalstyle", c"postgres"),
@@ -30,7 +30,7 @@ pub const TEXTS: &[Setting] = &[
 ];
 
 /// The other settings of a worker.
-const OF_A_WORKER: &[Setting] = &[
+const OF_A_WORKER: &[SessionSetting] = &[
     // It writes, and sees the commits of others.
     (c"default_transaction_read_only", c"off"),
     (c"default_transaction_isolation", c"read committed"),
@@ -94,20 +94,21 @@ const OF_A_WORKER: &[Setting] = &[
 
 /// Settings that only a superuser can have set for a role or database; and the role that a session runs as, which for a
 /// worker outside may be intended.
-pub const IN_THE_SERVER: &[Setting] = &[
+pub const IN_THE_SERVER: &[SessionSetting] = &[
     (c"role", c"none"),
     (c"session_replication_role", c"origin"),
     (c"temp_file_limit", c"-1"),
 ];
 
 /// The settings of every worker's session.
-pub fn settings() -> impl Iterator<Item = Setting> {
+pub fn settings() -> impl Iterator<Item = SessionSetting> {
     [NAMES, TEXTS, OF_A_WORKER].into_iter().flatten().copied()
 }
 
 /// As a statement for a worker outside.
 pub fn statement() -> String {
-    let value = |(name, value): Setting| format!("('{}', '{}')", name.to_string_lossy(), value.to_string_lossy());
+    let value =
+        |(name, value): SessionSetting| format!("('{}', '{}')", name.to_string_lossy(), value.to_string_lossy());
     let values: Vec<String> = settings().map(value).collect();
     format!(
         "select pg_catalog.set_config(v.name, v.value, false) from (values {}) v (name, value)
@@ -123,7 +124,7 @@ mod tests {
 
     #[test]
     fn each_setting_exists_once_and_needs_no_quoting() {
-        let all: Vec<Setting> = settings().chain(IN_THE_SERVER.iter().copied()).collect();
+        let all: Vec<SessionSetting> = settings().chain(IN_THE_SERVER.iter().copied()).collect();
         let names: BTreeSet<_> = all.iter().map(|(name, _)| name).collect();
         assert_eq!(names.len(), all.len());
         let has_quote = |text: &CStr| text.to_bytes().contains(&b'\'');

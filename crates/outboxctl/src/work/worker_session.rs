@@ -10,7 +10,7 @@ use outbox_core::engine::{Batch, ClaimLimits, HeldLease, Lane};
 use outbox_core::finding::Finding;
 use outbox_core::open_transactions::{FILTER_WORDS, OpenTransaction};
 use outbox_core::partition::Partition;
-use outbox_core::session;
+use outbox_core::session_settings;
 use outbox_core::standbys::{Replication, Standby, WalPosition};
 use outbox_transport::kind::Kind;
 use outbox_transport::options::split;
@@ -119,7 +119,7 @@ impl WorkerSession {
         })?;
         let db = SessionDb::new(handle.clone(), opened.client, stop.clone());
         db.batch_execute(SETTINGS)?;
-        db.batch_execute(&session::statement())?;
+        db.batch_execute(&session_settings::statement())?;
         let begin = Statement::Text("select worker, token from outbox_internal.work_begin($1)");
         let (worker, row_token) = db.one(begin, &[Arg::Text(Some(label))], |row| {
             Ok((row.name(0)?, row.count(1)?))
