@@ -12,7 +12,7 @@
 //! | module | question it answers |
 //! |---|---|
 //! | `worker` | in which order does a pass run, and what happens if a step fails? |
-//! | `leases` | which partitions does this worker own? |
+//! | `lease_plan` | which partitions does this worker own? |
 //! | `destination` | what happens to a destination's messages between claim and settle? |
 //! | `connection` | is there a connection, and how many messages may it have in flight? |
 //! | `status` | in which words is the state of a connection shown? |
@@ -28,7 +28,7 @@
 mod admission;
 mod connection;
 mod destination;
-mod leases;
+mod lease_plan;
 pub mod protocol;
 mod repeats;
 mod report;

@@ -1,12 +1,12 @@
 //! The pass of a worker, called by the loop of its process on the worker's thread: outcomes of the publishers; settings
-//! and leases (`refresh`, `leases`); then messages (`deliver`). A step that fails is logged and tried again, and the
+//! and leases (`refresh`, `heartbeat`); then messages (`deliver`). A step that fails is logged and tried again, and the
 //! others go on. While a lease lasts, messages claimed under it are settled, even if a heartbeat failed.
 //!
 //! Only destinations with something to do take part in a pass (`roster`), so a thousand others cost it nothing.
 
 mod deliver;
 mod finish;
-mod leases;
+mod heartbeat;
 mod refresh;
 mod request;
 mod roster;
@@ -14,7 +14,7 @@ mod roster;
 pub use finish::FinishTimeouts;
 
 use crate::destination::{Common, Condition, Destination};
-use crate::leases::Leases;
+use crate::lease_plan::Leases;
 use crate::report::{PassCounts, PassEnd};
 use crate::runtime::{Orders, Runtime};
 use crate::settings::{Described, WorkerSettings};

@@ -1,8 +1,8 @@
-//! Heartbeat, leases and the clock of the server. A part of [`Worker`]; `crate::leases` plans.
+//! Heartbeat, leases and the clock of the server. A part of [`Worker`]; `crate::lease_plan` plans.
 
 use super::{SOON, Worker};
 use crate::destination::{Destination, STOP_LIMIT};
-use crate::leases::Decided;
+use crate::lease_plan::Decided;
 use crate::runtime::Runtime;
 use outbox_core::engine::{HeldLease, Sharing};
 use outbox_core::partition::Partition;
