@@ -1,6 +1,7 @@
 -- Event sources: events are read from a table or view of the user instead of outbox_events. There is one source for
--- each database, because only the seq of a message says where its event is. When a source is set, src/session/source.rs
--- checks it. Workers read it as the owner of the relation, restricted and read-only (src/store/source.rs).
+-- each database, because only the seq of a message says where its event is. When a source is set,
+-- src/session/source_checks.rs checks it. Workers read it as the owner of the relation, restricted and read-only
+-- (src/store/source.rs).
 
 create table @extschema@.outbox_source (
   singleton        boolean     primary key default true check (singleton),

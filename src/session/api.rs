@@ -19,12 +19,12 @@ use crate::session::declarations::options_of;
 use crate::session::store::enqueue::{self as store, Enqueue, Keys};
 use crate::session::store::new_event::{self, IfExists, NewEvent, Times, new_id};
 use crate::session::store::statements::statements;
-use crate::session::store::{partition, publish, source as sources, subscriptions};
-use crate::session::{capture, changes, effects, source, subscribe, utility};
+use crate::session::store::{current_source, partition, publish, subscriptions};
+use crate::session::{capture, changes, effects, source_checks, subscribe, utility};
 use crate::shared::databases;
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fast_path;
-use crate::shared::maintenance::LastAnswer;
+use crate::shared::maintenance_state::LastAnswer;
 use crate::shared::{floors, launcher, lifecycle, sessions, statistics, transactions, workers};
 use crate::store::source::by_sql::Criteria;
 use crate::store::source::{PARTS, Source};
@@ -164,13 +164,13 @@ fn outbox_source_set(fcinfo: pg_sys::FunctionCallInfo) {
     // SAFETY: the call's own fcinfo; the types are as sql/src/27_source.sql declares them.
     let args = unsafe { Args::new(fcinfo) };
     let mapping = (0..PARTS.len()).map(|part| args.text(part + 1));
-    source::set(fcinfo, args.oid(0).map(Oid::to_u32), mapping.collect()).unwrap_or_else(|error| error.raise());
+    source_checks::set(fcinfo, args.oid(0).map(Oid::to_u32), mapping.collect()).unwrap_or_else(|error| error.raise());
 }
 
 #[pg_extern(sql = false)]
 fn outbox_source_problem(fcinfo: pg_sys::FunctionCallInfo) -> Option<SqlText> {
     // Not an error: outbox_health would show nothing else.
-    let problem = match sources::current(fcinfo) {
+    let problem = match current_source::get(fcinfo) {
         Ok(source) => source?.problem(),
         Err(error) => Some(error.message),
     };
@@ -179,7 +179,7 @@ fn outbox_source_problem(fcinfo: pg_sys::FunctionCallInfo) -> Option<SqlText> {
 
 /// Reads from the source that is set.
 fn query_source<T>(fcinfo: pg_sys::FunctionCallInfo, ask: impl FnOnce(&Source) -> Result<Vec<T>, UserError>) -> Vec<T> {
-    let asked = sources::current(fcinfo).and_then(|source| source.map_or(Ok(Vec::new()), |source| ask(&source)));
+    let asked = current_source::get(fcinfo).and_then(|source| source.map_or(Ok(Vec::new()), |source| ask(&source)));
     asked.unwrap_or_else(|error| error.raise())
 }
 

@@ -19,7 +19,7 @@ use crate::session::store::new_event::{IfExists, NewEvent, Times};
 use crate::session::store::publish::Keyed;
 use crate::session::store::statements::{self, Statements, statements};
 use crate::session::store::written_rows::{self, ReadTable};
-use crate::session::store::{publish, source};
+use crate::session::store::{current_source, publish};
 use crate::store::{aggregate_key, start_sql};
 use outbox_core::change::{CaptureRules, Change, ChangedRow, Operations, Update};
 use outbox_core::change_log::RowChange;
@@ -73,7 +73,7 @@ pub fn attached(call: Call) -> Result<(), UserError> {
             return Err(checks::bad_seq(*seq));
         }
         let keys = match attached.key {
-            None if is_own_store || source::is_set(fired.call()) => Keys::LookedUp,
+            None if is_own_store || current_source::is_set(fired.call()) => Keys::LookedUp,
             _ => Keys::Given(keys),
         };
         let request = Enqueue {

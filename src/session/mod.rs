@@ -9,7 +9,7 @@ pub mod declarations;
 pub mod effects;
 pub mod external;
 mod fast_path;
-pub mod source;
+pub mod source_checks;
 pub mod store;
 pub mod subscribe;
 pub mod utility;

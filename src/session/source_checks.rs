@@ -4,7 +4,7 @@
 use crate::error::{self, UserError, invalid};
 use crate::pg::catalog;
 use crate::pg::trigger::Call;
-use crate::session::store::source::{self, Relation};
+use crate::session::store::current_source::{self, Relation};
 use crate::store::source::{Mapping, PARTS, PartKind, Source};
 use pgrx::spi::quote_identifier;
 use pgrx::{PgBuiltInOids, PgSqlErrorCode};
@@ -13,7 +13,7 @@ use pgrx::{PgBuiltInOids, PgSqlErrorCode};
 pub fn set(call: Call, oid: Option<u32>, mut mapping: Mapping) -> Result<(), UserError> {
     let checked = || {
         let relation = oid
-            .map(source::relation)
+            .map(current_source::relation)
             .transpose()?
             .flatten()
             .ok_or_else(no_relation)?;
@@ -52,8 +52,8 @@ pub fn set(call: Call, oid: Option<u32>, mut mapping: Mapping) -> Result<(), Use
             "CREATE UNIQUE INDEX on what is given as seq, in the table that holds the rows.",
         );
     }
-    let seq_is_lost = source::current(call)?.is_some_and(|old| old.seq_is_lost());
-    source::set(call, &wanted, oid.unwrap_or_default(), seq_is_lost)
+    let seq_is_lost = current_source::get(call)?.is_some_and(|old| old.seq_is_lost());
+    current_source::set(call, &wanted, oid.unwrap_or_default(), seq_is_lost)
 }
 
 fn no_relation() -> UserError {

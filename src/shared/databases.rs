@@ -3,7 +3,7 @@
 
 use super::fields::{EventCount, Flag, Highest, OptionalI64, RowCount};
 use super::floors::ViewFloors;
-use super::maintenance::MaintenanceState;
+use super::maintenance_state::MaintenanceState;
 use super::requests::RequestSlot;
 use super::rewinds::{LaneRewinds, Rewind};
 use super::workers::{self, WorkerEntry};

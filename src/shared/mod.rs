@@ -8,7 +8,7 @@
 //! | `databases` | database | its counters, why its workers are woken, and what follows | all | all |
 //! | – `lanes` | | the seq from which each lane is read again, and the worker that reads it | sessions, workers | workers |
 //! | – `requests` | | what a session requests of the workers | sessions | workers |
-//! | – `maintenance` | | what one maintenance run leaves to the next | maintenance, sessions | launcher, maintenance |
+//! | – `maintenance_state` | | what one maintenance run leaves to the next | maintenance, sessions | launcher, maintenance |
 //! | `workers` | worker or maintenance process | where it runs, under which number, its answer to a request | workers | all |
 //! | – `passes` | | its last passes | workers | sessions |
 //! | `sessions` | process | the database for which it waits, or that it needs for itself | sessions | all |
@@ -28,7 +28,7 @@ pub mod fields;
 pub mod floors;
 pub mod launcher;
 pub mod lifecycle;
-pub mod maintenance;
+pub mod maintenance_state;
 pub mod passes;
 pub mod requests;
 pub mod rewinds;

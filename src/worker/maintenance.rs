@@ -7,11 +7,11 @@
 //!
 //! No worker does any of this: a step may read much of a table from disk, and delivery must not wait. Each step is a
 //! short, separate transaction. A step that fails is logged and left for the next run; outbox_health shows it until a run
-//! succeeds. `shared::maintenance` holds the failure, and the position at which a run continues.
+//! succeeds. `shared::maintenance_state` holds the failure, and the position at which a run continues.
 
 use super::process;
 use super::store::Store;
-use super::store::maintenance::Expired;
+use super::store::maintenance_sql::Expired;
 use super::transaction::{self, in_transaction, in_transaction_within, remember_table};
 use crate::config::Settings;
 use crate::limits::STATEMENT_TIMEOUT_MS;
@@ -22,7 +22,7 @@ use crate::pg::txn::Durability;
 use crate::pg::{latch, signals};
 use crate::shared::error_groups::{self, FailureGroup};
 use crate::shared::fields::RowCount;
-use crate::shared::maintenance::{LastAnswer, MaintenanceState};
+use crate::shared::maintenance_state::{LastAnswer, MaintenanceState};
 use crate::shared::workers::MAINTENANCE;
 use crate::shared::{databases, statistics};
 use outbox_core::settle::{EXPIRED, Ended, FailureKind};

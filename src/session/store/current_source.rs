@@ -63,7 +63,7 @@ fn read(statements: &Statements) -> Result<Source, UserError> {
 }
 
 /// The source that is set, whichever role the session has.
-pub fn current(call: Call) -> Result<Option<Rc<Source>>, UserError> {
+pub fn get(call: Call) -> Result<Option<Rc<Source>>, UserError> {
     let statements = statements(call);
     security::run_as(statements.owner, || of(statements))
 }

@@ -1,10 +1,10 @@
 //! Enqueues events that are stored: in a user's backend, in its transaction, with the rights of the owner of the
 //! tables.
 
+use super::current_source;
 use super::insert;
 use super::new_event::Times;
 use super::partition::Partitioning;
-use super::source;
 use super::statements::{Statements, statements};
 use super::subscriptions;
 use crate::error::{UserError, internal};
@@ -98,7 +98,7 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
     };
     let partitioning = Partitioning::read(statements)?;
     partition.map_or(Ok(()), |partition| partitioning.check(partition))?;
-    let source = source::of(statements)?;
+    let source = current_source::of(statements)?;
     // Rows of events may be locked, and a source may be.
     let (subscribed, are_looked_up, found, events) = loop {
         let subscribed = subscriptions::of_destination(statements, destination)?;

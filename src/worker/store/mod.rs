@@ -2,7 +2,7 @@
 //! of the caller, as the worker role. Runs on the main thread of the process.
 
 mod claimed;
-pub mod maintenance;
+pub mod maintenance_sql;
 mod published;
 mod spi;
 
