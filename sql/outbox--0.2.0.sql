@@ -4074,14 +4074,14 @@ comment on function @extschema@.outbox_purge(text, text, text, boolean) is
 
 create function outbox_internal.behind_open_transactions(
   by_partition boolean, seqs bigint[], keys text[], partitions smallint[]
-) returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_held_wrapper';
+) returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_behind_open_transactions_wrapper';
 comment on function outbox_internal.behind_open_transactions(boolean, bigint[], text[], smallint[]) is
   'Those of the seqs that must wait for an open transaction that has enqueued for their key, or with by_partition for'
   ' their partition, and may commit a lower one.';
 
 create function outbox_internal.decide_failure(
   wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean
-) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
+) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_decide_failure_wrapper';
 comment on function outbox_internal.decide_failure(text, text[], bigint, integer, text, boolean) is
   'The outcome of a failure, or of a message that can never be sent, by the rules of a destination: the action for'
   ' settle() (r, d, D or B), delay in ms, reason, code. Its wrapper and options describe the destination (NULL = by the settings).';
@@ -4091,9 +4091,9 @@ returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'o
 comment on function outbox_internal.record_ended(bigint, bigint, bigint) is
   'At COMMIT, counts the messages that a relay has ended and wakes the sessions that wait for them.';
 
-create function outbox_internal.record_took(took_us bigint[])
-returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_took_wrapper';
-comment on function outbox_internal.record_took(bigint[]) is
+create function outbox_internal.record_delivery_times(delivery_us bigint[])
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_delivery_times_wrapper';
+comment on function outbox_internal.record_delivery_times(bigint[]) is
   'At COMMIT, reports to outbox_throughput the microseconds from enqueue to confirm of the messages that a relay has'
   ' published.';
 
@@ -4431,7 +4431,7 @@ begin
     published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
   perform outbox_internal.record_pending(to_destination, -(verdict[1] <> 'r')::integer::bigint);
   if published then
-    perform outbox_internal.record_took(
+    perform outbox_internal.record_delivery_times(
       array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
   end if;
   return true;
@@ -6375,7 +6375,7 @@ comment on function outbox_internal.work_adopt(bigint[]) is
   'Adds prepared transactions that are older than the shared memory to the open ones: (xid, since in microseconds) one'
   ' after the other. Once for each database.';
 
-create function outbox_internal.work_count(destination text, ended bigint[], took_us bigint[])
+create function outbox_internal.work_count(destination text, ended bigint[], delivery_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_count_wrapper';
 comment on function outbox_internal.work_count(text, bigint[], bigint[]) is
   'Records what a settle ended in the statistics of a destination: [published, retried, dead, expired, released], and'
@@ -6562,13 +6562,13 @@ comment on function outbox_internal.work_events(text, tid[], bigint) is
 
 create function outbox_internal.work_settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
-  actions "char"[], delays_ms bigint[], reasons text[], codes text[], took_us bigint[]
+  actions "char"[], delays_ms bigint[], reasons text[], codes text[], delivery_us bigint[]
 ) returns integer language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp as $$
 declare
   n constant integer := coalesce(cardinality(seqs), 0);
   counts bigint[]; -- published, retried, dead, expired, released
-  took bigint[];
+  times bigint[];
   gone bigint;
   discarded bigint;
   changed integer;
@@ -6610,9 +6610,9 @@ begin
     gone := counts[1] + counts[3] + counts[4];
     perform outbox_internal.record_ended(counts[1], counts[2] + counts[3], gone);
     perform outbox_internal.record_pending(destinations[1], -gone - discarded);
-    took := array(select t from unnest(took_us) t where t >= 0 limit changed);
-    perform outbox_internal.record_took(took);
-    perform outbox_internal.work_count(destinations[1], counts, took);
+    times := array(select t from unnest(delivery_us) t where t >= 0 limit changed);
+    perform outbox_internal.record_delivery_times(times);
+    perform outbox_internal.work_count(destinations[1], counts, times);
   end if;
   return changed;
 end
@@ -6620,7 +6620,7 @@ $$;
 comment on function outbox_internal.work_settle(
   text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[], text[], bigint[]) is
   'Worker outside: ends messages of a destination as settle() does, on disk when it is committed, and records them in the'
-  ' statistics. took_us: how long the published ones took.';
+  ' statistics. delivery_us: the delivery times of the published ones.';
 
 -- ---- sql/src/85_plans.sql
 

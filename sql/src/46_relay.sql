@@ -3,14 +3,14 @@
 
 create function outbox_internal.behind_open_transactions(
   by_partition boolean, seqs bigint[], keys text[], partitions smallint[]
-) returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_held_wrapper';
+) returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_behind_open_transactions_wrapper';
 comment on function outbox_internal.behind_open_transactions(boolean, bigint[], text[], smallint[]) is
   'Those of the seqs that must wait for an open transaction that has enqueued for their key, or with by_partition for'
   ' their partition, and may commit a lower one.';
 
 create function outbox_internal.decide_failure(
   wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean
-) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
+) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_decide_failure_wrapper';
 comment on function outbox_internal.decide_failure(text, text[], bigint, integer, text, boolean) is
   'The outcome of a failure, or of a message that can never be sent, by the rules of a destination: the action for'
   ' settle() (r, d, D or B), delay in ms, reason, code. Its wrapper and options describe the destination (NULL = by the settings).';
@@ -20,9 +20,9 @@ returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'o
 comment on function outbox_internal.record_ended(bigint, bigint, bigint) is
   'At COMMIT, counts the messages that a relay has ended and wakes the sessions that wait for them.';
 
-create function outbox_internal.record_took(took_us bigint[])
-returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_took_wrapper';
-comment on function outbox_internal.record_took(bigint[]) is
+create function outbox_internal.record_delivery_times(delivery_us bigint[])
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_record_delivery_times_wrapper';
+comment on function outbox_internal.record_delivery_times(bigint[]) is
   'At COMMIT, reports to outbox_throughput the microseconds from enqueue to confirm of the messages that a relay has'
   ' published.';
 
@@ -360,7 +360,7 @@ begin
     published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
   perform outbox_internal.record_pending(to_destination, -(verdict[1] <> 'r')::integer::bigint);
   if published then
-    perform outbox_internal.record_took(
+    perform outbox_internal.record_delivery_times(
       array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
   end if;
   return true;

@@ -36,7 +36,7 @@ comment on function outbox_internal.work_adopt(bigint[]) is
   'Adds prepared transactions that are older than the shared memory to the open ones: (xid, since in microseconds) one'
   ' after the other. Once for each database.';
 
-create function outbox_internal.work_count(destination text, ended bigint[], took_us bigint[])
+create function outbox_internal.work_count(destination text, ended bigint[], delivery_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_count_wrapper';
 comment on function outbox_internal.work_count(text, bigint[], bigint[]) is
   'Records what a settle ended in the statistics of a destination: [published, retried, dead, expired, released], and'
@@ -223,13 +223,13 @@ comment on function outbox_internal.work_events(text, tid[], bigint) is
 
 create function outbox_internal.work_settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
-  actions "char"[], delays_ms bigint[], reasons text[], codes text[], took_us bigint[]
+  actions "char"[], delays_ms bigint[], reasons text[], codes text[], delivery_us bigint[]
 ) returns integer language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp as $$
 declare
   n constant integer := coalesce(cardinality(seqs), 0);
   counts bigint[]; -- published, retried, dead, expired, released
-  took bigint[];
+  times bigint[];
   gone bigint;
   discarded bigint;
   changed integer;
@@ -271,9 +271,9 @@ begin
     gone := counts[1] + counts[3] + counts[4];
     perform outbox_internal.record_ended(counts[1], counts[2] + counts[3], gone);
     perform outbox_internal.record_pending(destinations[1], -gone - discarded);
-    took := array(select t from unnest(took_us) t where t >= 0 limit changed);
-    perform outbox_internal.record_took(took);
-    perform outbox_internal.work_count(destinations[1], counts, took);
+    times := array(select t from unnest(delivery_us) t where t >= 0 limit changed);
+    perform outbox_internal.record_delivery_times(times);
+    perform outbox_internal.work_count(destinations[1], counts, times);
   end if;
   return changed;
 end
@@ -281,4 +281,4 @@ $$;
 comment on function outbox_internal.work_settle(
   text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[], text[], bigint[]) is
   'Worker outside: ends messages of a destination as settle() does, on disk when it is committed, and records them in the'
-  ' statistics. took_us: how long the published ones took.';
+  ' statistics. delivery_us: the delivery times of the published ones.';

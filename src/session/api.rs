@@ -339,7 +339,12 @@ fn outbox_record_pending(destination: SqlText, more: i64) {
 
 /// All arrays have the same length.
 #[pg_extern(sql = false)]
-fn outbox_held(by_partition: bool, seqs: Integers, keys: SqlTexts, partitions: Integers) -> Vec<i64> {
+fn outbox_behind_open_transactions(
+    by_partition: bool,
+    seqs: Integers,
+    keys: SqlTexts,
+    partitions: Integers,
+) -> Vec<i64> {
     let open = transactions::open_transactions();
     let is_held = |seq: i64, key: Option<&str>, partition: i64| match (by_partition, key) {
         (true, _) => Partition::new(partition).is_ok_and(|partition| {
@@ -356,7 +361,7 @@ fn outbox_held(by_partition: bool, seqs: Integers, keys: SqlTexts, partitions: I
 }
 
 #[pg_extern(sql = false)]
-fn outbox_judge(
+fn outbox_decide_failure(
     wrapper: Option<SqlText>,
     options: Option<SqlTexts>,
     seq: Option<i64>,
@@ -366,7 +371,7 @@ fn outbox_judge(
 ) -> Vec<SqlText> {
     let default = config::default_target();
     let kind = wrapper.map_or(Some(Kind::of_settings()), |name| Kind::of_wrapper(&name));
-    // A destination whose options cannot be read is judged by the settings, as a worker does it.
+    // A destination whose options cannot be read goes by the settings, as a worker does it.
     let described = kind.and_then(|kind| described(kind, &default, &options_of(options), &[]).ok());
     let rules = described.map_or(default.rules, |target| target.rules);
     let reason = error.map_or_else(|| "failed".to_owned(), SqlText::into_string);
@@ -382,13 +387,13 @@ fn outbox_judge(
         matches!(ending.action, Action::Retry | Action::Dead(_)),
         "a failure is charged, not {ending:?}"
     );
-    let judged = [
+    let decided = [
         ending.action.letter().to_owned(),
         ending.delay_ms.unwrap_or_default().to_string(),
         ending.reason.unwrap_or_default().to_owned(),
         ending.kind.map_or("", Word::name).to_owned(),
     ];
-    judged.map(SqlText::from).into()
+    decided.map(SqlText::from).into()
 }
 
 #[pg_extern(sql = false)]
@@ -397,8 +402,8 @@ fn outbox_record_ended(published: i64, failed: i64, gone: i64) {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_record_took(took_us: Integers) {
-    effects::record_took(took_us.0);
+fn outbox_record_delivery_times(delivery_us: Integers) {
+    effects::record_delivery_times(delivery_us.0);
 }
 
 /// seq is NULL if the messages are not known.

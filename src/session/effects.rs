@@ -44,7 +44,7 @@ struct Effects {
     /// What a relay settled.
     ended: Option<Ended>,
     /// The delivery times of messages that a relay published, in µs.
-    took_us: Vec<i64>,
+    delivery_us: Vec<i64>,
     /// Messages that failed, by error group. Groups beyond the limit are left out.
     errors: Vec<FailureGroup>,
     /// It scheduled a message.
@@ -126,8 +126,8 @@ pub fn record_ended(ended: Ended) {
 }
 
 /// The delivery times of messages that a relay published in this transaction.
-pub fn record_took(took_us: Vec<i64>) {
-    record(|effects| effects.took_us.extend(took_us));
+pub fn record_delivery_times(delivery_us: Vec<i64>) {
+    record(|effects| effects.delivery_us.extend(delivery_us));
 }
 
 /// Messages failed in this transaction.
@@ -231,7 +231,7 @@ impl Absorb for Effects {
             dead,
             dead_lows,
             ended,
-            took_us,
+            delivery_us,
             errors,
             scheduled,
             by_hand,
@@ -255,7 +255,7 @@ impl Absorb for Effects {
         if let Some(ended) = ended {
             self.ended.get_or_insert_default().add(ended);
         }
-        append(&mut self.took_us, took_us);
+        append(&mut self.delivery_us, delivery_us);
         errors.into_iter().for_each(|error| add_error(&mut self.errors, error));
         self.scheduled |= scheduled;
         self.by_hand |= by_hand;
@@ -424,10 +424,10 @@ impl Effects {
         if let Some(ended) = &self.ended {
             database.settled(ended, now_us());
         }
-        if !self.took_us.is_empty() {
-            let mut took = DeliveryTimes::default();
-            self.took_us.iter().for_each(|took_us| took.note(*took_us));
-            database.throughput.count_times(&took, now_us());
+        if !self.delivery_us.is_empty() {
+            let mut times = DeliveryTimes::default();
+            self.delivery_us.iter().for_each(|delivery_us| times.note(*delivery_us));
+            database.throughput.count_times(&times, now_us());
         }
     }
 }

@@ -297,7 +297,7 @@ fn outbox_work_adopt(prepared: Integers) {
 /// Records what a settle ended in the statistics of its destination: the numbers published, retried, dead, expired and
 /// released, and the delivery times of the published ones.
 #[pg_extern(sql = false)]
-fn outbox_work_count(destination: SqlText, ended: Integers, took_us: Integers) {
+fn outbox_work_count(destination: SqlText, ended: Integers, delivery_us: Integers) {
     let [published, retried, dead, expired, released] = ended.0[..] else {
         return;
     };
@@ -313,9 +313,12 @@ fn outbox_work_count(destination: SqlText, ended: Integers, took_us: Integers) {
         let now_us = now_us();
         let stats = stats_of(me, &destination);
         stats.count(&ended, now_us);
-        let mut took = DeliveryTimes::default();
-        took_us.0.into_iter().for_each(|took_us| took.note(took_us));
-        stats.confirmed(&took, now_us);
+        let mut times = DeliveryTimes::default();
+        delivery_us
+            .0
+            .into_iter()
+            .for_each(|delivery_us| times.note(delivery_us));
+        stats.confirmed(&times, now_us);
     });
 }
 

@@ -64,9 +64,9 @@ struct DestinationEntry {
     /// When the entry was taken, in µs since 1970.
     since_us: AtomicI64,
     /// Confirmed messages by delivery time since `since_us`; see `latency::bucket`.
-    took: [AtomicU64; BUCKETS],
+    delivery_times: [AtomicU64; BUCKETS],
     /// The sum of their delivery times, in µs.
-    took_us: AtomicU64,
+    delivery_us_sum: AtomicU64,
     /// The same of the last minutes, for the percentiles.
     recent: RecentTimes,
     history: History,
@@ -238,13 +238,13 @@ impl DestinationStats {
     }
 
     /// Adds the delivery times of messages that the broker has confirmed.
-    pub fn confirmed(&self, took: &DeliveryTimes, now_us: i64) {
+    pub fn confirmed(&self, times: &DeliveryTimes, now_us: i64) {
         let Some(entry) = self.entry else { return };
-        for (bucket, count) in took.counts() {
-            entry.took[bucket].fetch_add(u64::from(count), Relaxed);
+        for (bucket, count) in times.counts() {
+            entry.delivery_times[bucket].fetch_add(u64::from(count), Relaxed);
         }
-        entry.took_us.fetch_add(took.sum_us(), Relaxed);
-        entry.recent.count_times(took, now_us);
+        entry.delivery_us_sum.fetch_add(times.sum_us(), Relaxed);
+        entry.recent.count_times(times, now_us);
     }
 
     pub fn settled(&self, ended: &Ended, now_us: i64) {
@@ -412,7 +412,7 @@ pub fn of(destination: &str) -> Option<Vec<Option<f64>>> {
     let entry = entry_of(number_of(destination))?;
     let now_us = now_us();
     let [published_60s, _] = entry.last_minute.sum(now_us);
-    let took = entry.recent.recent(now_us);
+    let times = entry.recent.recent(now_us);
     let total = |count: &AtomicU64| Some(count.load(Relaxed) as f64);
     Some(vec![
         Some(entry.in_flight.load(Relaxed) as f64),
@@ -422,9 +422,9 @@ pub fn of(destination: &str) -> Option<Vec<Option<f64>>> {
         total(&entry.released),
         Some(published_60s as f64),
         Some(entry.since_us.load(Relaxed) as f64),
-        latency::percentile_ms(&took, 0.5),
-        latency::percentile_ms(&took, 0.95),
-        latency::percentile_ms(&took, 0.99),
+        latency::percentile_ms(&times, 0.5),
+        latency::percentile_ms(&times, 0.95),
+        latency::percentile_ms(&times, 0.99),
         entry.pending.get().map(|pending| pending.max(0) as f64),
         Some(entry.max_pending.load(Relaxed) as f64).filter(|max| *max > 0.0),
     ])
@@ -434,13 +434,13 @@ pub fn of(destination: &str) -> Option<Vec<Option<f64>>> {
 /// ms, then two numbers for each bound: the bound in ms, and how many messages took less. The last bound is infinite.
 pub fn latency_of(destination: &str) -> Option<Vec<f64>> {
     let entry = entry_of(number_of(destination))?;
-    let mut took = [0; BUCKETS];
-    for (count, counted) in took.iter_mut().zip(&entry.took) {
+    let mut times = [0; BUCKETS];
+    for (count, counted) in times.iter_mut().zip(&entry.delivery_times) {
         *count = counted.load(Relaxed);
     }
-    let bounds = latency::histogram(&took).map(|(bound_ms, below)| [bound_ms, below as f64]);
-    let all = [f64::INFINITY, took.iter().sum::<u64>() as f64];
-    let sum_ms = entry.took_us.load(Relaxed) as f64 / 1e3;
+    let bounds = latency::histogram(&times).map(|(bound_ms, below)| [bound_ms, below as f64]);
+    let all = [f64::INFINITY, times.iter().sum::<u64>() as f64];
+    let sum_ms = entry.delivery_us_sum.load(Relaxed) as f64 / 1e3;
     Some([&[sum_ms][..], bounds.as_flattened(), &all].concat())
 }
 

@@ -28,7 +28,7 @@ pub struct WorkerContext {
 pub struct ServedDestination {
     pub stats: DestinationStats,
     /// Delivery times of confirmed messages that are not settled yet.
-    pub took: DeliveryTimes,
+    pub delivery_times: DeliveryTimes,
 }
 
 impl WorkerContext {
@@ -52,7 +52,7 @@ impl WorkerContext {
                 .entry(name.to_owned())
                 .or_insert_with(|| ServedDestination {
                     stats: DestinationStats::of(name),
-                    took: DeliveryTimes::default(),
+                    delivery_times: DeliveryTimes::default(),
                 }),
         )
     }

@@ -348,24 +348,24 @@ impl outbox_worker::Runtime for ServerRuntime {
 
     fn confirmed(&self, pointer: &Pointer, at_us: i64) {
         self.context.with_destination(&pointer.destination, |served| {
-            served.took.note(at_us.saturating_sub(pointer.enqueued_at_us));
+            served.delivery_times.note(at_us.saturating_sub(pointer.enqueued_at_us));
         });
     }
 
     fn settled(&self, destination: &str, ended: &Ended) {
         let now_us = now_us();
-        let took = self.context.with_destination(destination, |served| {
-            let took = match ended.published {
+        let times = self.context.with_destination(destination, |served| {
+            let times = match ended.published {
                 0 => DeliveryTimes::default(),
-                _ => std::mem::take(&mut served.took),
+                _ => std::mem::take(&mut served.delivery_times),
             };
             served.stats.settled(ended, now_us);
-            served.stats.confirmed(&took, now_us);
-            took
+            served.stats.confirmed(&times, now_us);
+            times
         });
         if let Some(database) = self.context.database {
             database.settled(ended, now_us);
-            database.throughput.count_times(&took, now_us);
+            database.throughput.count_times(&times, now_us);
         }
     }
 

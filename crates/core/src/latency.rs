@@ -9,12 +9,12 @@ const OCTAVES: usize = 26;
 pub const BUCKETS: usize = 1 + OCTAVES * PER_OCTAVE;
 
 /// The bucket of a time. A negative one, after the clock was set back, belongs to the first.
-pub fn bucket(took_us: i64) -> usize {
-    let took_us = u64::try_from(took_us).unwrap_or(0);
-    let Some(octave) = (took_us / FIRST_US).checked_ilog2() else {
+pub fn bucket(delivery_us: i64) -> usize {
+    let delivery_us = u64::try_from(delivery_us).unwrap_or(0);
+    let Some(octave) = (delivery_us / FIRST_US).checked_ilog2() else {
         return 0;
     };
-    let quarter = (took_us >> octave) * PER_OCTAVE as u64 / FIRST_US; // from 4 to 7
+    let quarter = (delivery_us >> octave) * PER_OCTAVE as u64 / FIRST_US; // from 4 to 7
     (1 + octave as usize * PER_OCTAVE + quarter as usize - PER_OCTAVE).min(BUCKETS - 1)
 }
 
@@ -68,7 +68,9 @@ mod tests {
 
     fn counted(times_us: &[i64]) -> [u64; BUCKETS] {
         let mut counts = [0; BUCKETS];
-        times_us.iter().for_each(|took_us| counts[bucket(*took_us)] += 1);
+        times_us
+            .iter()
+            .for_each(|delivery_us| counts[bucket(*delivery_us)] += 1);
         counts
     }
 

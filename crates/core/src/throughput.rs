@@ -49,9 +49,9 @@ impl Default for DeliveryTimes {
 
 impl DeliveryTimes {
     /// Adds one message. A negative time, after the clock was set back, counts as 0.
-    pub fn note(&mut self, took_us: i64) {
-        self.counts[latency::bucket(took_us)] += 1;
-        self.sum_us = self.sum_us.saturating_add(u64::try_from(took_us).unwrap_or(0));
+    pub fn note(&mut self, delivery_us: i64) {
+        self.counts[latency::bucket(delivery_us)] += 1;
+        self.sum_us = self.sum_us.saturating_add(u64::try_from(delivery_us).unwrap_or(0));
     }
 
     /// The buckets with messages, each with their number.

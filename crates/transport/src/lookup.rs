@@ -140,10 +140,10 @@ impl HostLookup {
         thread.spawn(move || {
             let started = Instant::now();
             let found = (lookup.resolver)(&lookup.endpoint).map_err(|error| lookup_fault(&error));
-            let took = started.elapsed().min(REUSED_MAX);
+            let elapsed = started.elapsed().min(REUSED_MAX);
             let wakers = {
                 let mut state = lookup.state();
-                state.reused_until = found.is_ok().then(|| Instant::now() + took);
+                state.reused_until = found.is_ok().then(|| Instant::now() + elapsed);
                 state.found = found;
                 state.is_running = false;
                 state.ended += 1;

@@ -48,8 +48,8 @@ const REFUSED: Duration = Duration::from_millis(100);
 const STACK_BYTES: usize = 2 << 20;
 
 /// Whether a request that failed after this time shows that its destination is slow.
-pub(crate) fn is_slow(took: Duration) -> bool {
-    took >= SLOW
+pub(crate) fn is_slow(elapsed: Duration) -> bool {
+    elapsed >= SLOW
 }
 
 /// Whether a request gets a thread now. `busy`: the threads that have a request; `young`: those of them with a young
@@ -189,7 +189,7 @@ pub(crate) struct ThreadSlot {
 
 impl ThreadSlot {
     /// How long the request takes so far.
-    pub(crate) fn took(&self) -> Duration {
+    pub(crate) fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
 

@@ -51,7 +51,7 @@ impl Transfer {
 
     /// Records that the peer has taken this number of bytes since the last time. They count for the time that they take
     /// at the lowest rate. A faster peer earns no time for later.
-    pub(crate) fn took(&mut self, bytes: u64, limits: TransferLimits, now: Instant) {
+    pub(crate) fn record_taken(&mut self, bytes: u64, limits: TransferLimits, now: Instant) {
         if !self.is_sent {
             let micros = bytes.saturating_mul(1_000_000) / u64::from(limits.min_rate.max(1));
             let earned = Duration::from_micros(micros).min(LONGEST);
@@ -85,11 +85,11 @@ impl Transfer {
     /// Why the message is out of time. `answer` is what the peer owes once it has all bytes.
     pub(crate) fn lateness(&self, limits: TransferLimits, answer: &str, now: Instant) -> String {
         let TransferLimits { timeout, min_rate } = limits;
-        let (taken, took) = (self.taken, now.saturating_duration_since(self.began));
+        let (taken, elapsed) = (self.taken, now.saturating_duration_since(self.began));
         match self.is_sent || taken == 0 {
             true => format!("no {answer} within {timeout:?}"),
             false => format!(
-                "the peer took {taken} bytes in {took:.1?}, at last less than min_send_rate ({min_rate} a second)"
+                "the peer took {taken} bytes in {elapsed:.1?}, at last less than min_send_rate ({min_rate} a second)"
             ),
         }
     }
@@ -130,10 +130,10 @@ mod tests {
             transfer.lateness(LIMITS, "answer", start + 30 * S),
             "no answer within 30s"
         );
-        transfer.took(500, LIMITS, start + 20 * S);
+        transfer.record_taken(500, LIMITS, start + 20 * S);
         transfer.sent(start + 20 * S);
         assert_eq!(transfer.ends_at(LIMITS), start + 50 * S);
-        transfer.took(1_000_000, LIMITS, start + 40 * S); // of messages behind it
+        transfer.record_taken(1_000_000, LIMITS, start + 40 * S); // of messages behind it
         transfer.sent(start + 40 * S);
         assert_eq!(transfer.ends_at(LIMITS), start + 50 * S);
         assert_eq!(
@@ -151,7 +151,7 @@ mod tests {
         for s in 1..=35 {
             let now = start + S * s;
             assert!(now < transfer.ends_at(LIMITS), "{s} s");
-            transfer.took(400_000, LIMITS, now);
+            transfer.record_taken(400_000, LIMITS, now);
         }
         assert_eq!(transfer.ends_at(LIMITS), start + 65 * S);
     }
@@ -161,11 +161,11 @@ mod tests {
         for burst in [0, 10_000_000] {
             let start = Instant::now();
             let mut transfer = Transfer::begin(start);
-            transfer.took(burst, LIMITS, start);
+            transfer.record_taken(burst, LIMITS, start);
             let mut s = 0;
             while start + S * s < transfer.ends_at(LIMITS) {
                 s += 1;
-                transfer.took(500, LIMITS, start + S * s);
+                transfer.record_taken(500, LIMITS, start + S * s);
             }
             assert_eq!(s, 60, "30 s, and half of the time");
             let (why, taken) = (transfer.lateness(LIMITS, "answer", start + S * s), burst + 30_000);
@@ -209,7 +209,7 @@ mod tests {
             for (bytes, seconds) in takes {
                 let before = transfer.ends_at(limits);
                 now += Duration::from_secs(seconds);
-                transfer.took(bytes, limits, now);
+                transfer.record_taken(bytes, limits, now);
                 prop_assert!(transfer.ends_at(limits) >= before);
             }
             if is_sent {

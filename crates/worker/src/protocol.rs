@@ -352,8 +352,8 @@ impl<D: Db> WorkerProtocol<D> {
             disposition: unclaim.clone(),
         };
         let batch: Vec<Settlement> = rows.into_iter().map(settlement).collect();
-        let took_us = D::COMMITS_EACH.then_some(&[][..]);
-        self.settle(&batch, Blocks::Nothing, took_us).map(drop)
+        let delivery_us = D::COMMITS_EACH.then_some(&[][..]);
+        self.settle(&batch, Blocks::Nothing, delivery_us).map(drop)
     }
 
     fn claimed(&self, function: &'static str, destination: &str, args: &[Arg]) -> Result<ClaimedBatch, D::Error> {
@@ -442,14 +442,14 @@ impl<D: Db> WorkerProtocol<D> {
     }
 
     /// Writes the dispositions of claimed messages. Returns the number of rows that changed. `dead_blocks`: which
-    /// messages wait behind a dead letter. `took_us`: delivery times, if the statement records them.
+    /// messages wait behind a dead letter. `delivery_us`: delivery times, if the statement records them.
     pub fn settle(
         &self,
         batch: &[Settlement],
         dead_blocks: Blocks,
-        took_us: Option<&[i64]>,
+        delivery_us: Option<&[i64]>,
     ) -> Result<usize, D::Error> {
-        let usual = match took_us {
+        let usual = match delivery_us {
             None => self.db.settle_published(&self.worker, batch)?,
             Some(_) => None,
         };
@@ -457,7 +457,7 @@ impl<D: Db> WorkerProtocol<D> {
             Some(changed) => changed,
             None => {
                 let tids = batch.iter().map(|settlement| settlement.row_id).collect();
-                self.settle_at(batch, tids, dead_blocks, took_us)?
+                self.settle_at(batch, tids, dead_blocks, delivery_us)?
             }
         };
         if changed == batch.len() {
@@ -471,7 +471,7 @@ impl<D: Db> WorkerProtocol<D> {
             row.texts(0)
         })?;
         let tids = tids.iter().map(|tid| tid.parse().unwrap_or_default()).collect();
-        Ok(changed + self.settle_at(batch, tids, dead_blocks, took_us)?)
+        Ok(changed + self.settle_at(batch, tids, dead_blocks, delivery_us)?)
     }
 
     fn settle_at(
@@ -479,7 +479,7 @@ impl<D: Db> WorkerProtocol<D> {
         batch: &[Settlement],
         tids: Vec<RowId>,
         dead_blocks: Blocks,
-        took_us: Option<&[i64]>,
+        delivery_us: Option<&[i64]>,
     ) -> Result<usize, D::Error> {
         let (seqs, destinations, partitions) = keys(batch);
         let endings: Vec<Ending> = (batch.iter())
@@ -497,7 +497,7 @@ impl<D: Db> WorkerProtocol<D> {
             Arg::Reasons(endings.iter().map(|ending| ending.reason).collect()),
             Arg::Texts(endings.iter().map(|ending| ending.kind.map(Word::name)).collect()),
         ];
-        args.extend(took_us.map(|took_us| bigints(took_us.iter().copied())));
+        args.extend(delivery_us.map(|delivery_us| bigints(delivery_us.iter().copied())));
         let changed = self.db.one(Statement::Text(D::SETTLE), &args, |row| row.count(0))?;
         Ok(changed as usize)
     }

@@ -116,8 +116,13 @@ impl Poller {
 }
 
 async fn wait(database: &Database, views: &watch::Sender<Arc<View>>, started: Instant) {
-    let took = started.elapsed();
-    let rest = |interval: Duration| interval.saturating_sub(took).max(took * REST_PER_REFRESH).min(PATIENCE);
+    let elapsed = started.elapsed();
+    let rest = |interval: Duration| {
+        interval
+            .saturating_sub(elapsed)
+            .max(elapsed * REST_PER_REFRESH)
+            .min(PATIENCE)
+    };
     // Also if a page was just opened: many of them must not make it read more often.
     sleep(rest(WATCHED)).await;
     let mut asked = database.asked_at.subscribe();

@@ -21,7 +21,7 @@ pub struct WorkContext {
     pub totals: Rc<RefCell<Totals>>,
     /// By destination: the times from enqueue to confirm, in µs, of the messages that were confirmed since its last
     /// settle.
-    pub took_us: RefCell<HashMap<String, Vec<i64>>>,
+    pub delivery_us: RefCell<HashMap<String, Vec<i64>>>,
     /// Shared memory as read right after a claim, until `open_transactions` takes it.
     pub shared_state: RefCell<Option<Result<SharedState, WorkError>>>,
     /// The commits below the cursors, as of the last read of shared memory.
@@ -38,7 +38,7 @@ impl WorkContext {
             seen: RefCell::default(),
             partitions: RefCell::default(),
             totals,
-            took_us: RefCell::default(),
+            delivery_us: RefCell::default(),
             shared_state: RefCell::default(),
             rewinds: RefCell::default(),
             reported_in_flight: RefCell::default(),

@@ -84,14 +84,14 @@ fn sum_line(sum: &PassSum) -> String {
 
 /// The line for people. `passes` = the number of passes in a sum; `None` = a single pass.
 fn line(pass: &PassReport, passes: Option<u64>, span: Duration) -> String {
-    let took = match passes {
+    let spent = match passes {
         None => format!("in {:.2} ms", pass.duration_ms),
         Some(1) => format!("in 1 pass, {:.1} s", span.as_secs_f64()),
         Some(passes) => format!("in {passes} passes, {:.1} s", span.as_secs_f64()),
     };
     let workers = if pass.active_workers == 1 { "worker" } else { "workers" };
     format!(
-        "{} claimed {} published {} failed {} {took}; partitions {} of {}, {} {workers}",
+        "{} claimed {} published {} failed {} {spent}; partitions {} of {}, {} {workers}",
         pass.ts, pass.claimed, pass.published, pass.failed, pass.owned_count, pass.desired_count, pass.active_workers
     )
 }

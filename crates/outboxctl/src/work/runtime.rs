@@ -243,16 +243,16 @@ impl outbox_worker::Runtime for WorkRuntime {
     }
 
     fn serves(&self, destinations: &[&str]) {
-        let mut took_us = self.context.took_us.borrow_mut();
-        took_us.retain(|name, _| destinations.contains(&name.as_str()));
+        let mut delivery_us = self.context.delivery_us.borrow_mut();
+        delivery_us.retain(|name, _| destinations.contains(&name.as_str()));
     }
 
     fn confirmed(&self, pointer: &Pointer, at_us: i64) {
-        let mut took_us = self.context.took_us.borrow_mut();
-        let took = (at_us - pointer.enqueued_at_us).max(0);
-        match took_us.get_mut(&*pointer.destination) {
-            Some(its) => its.push(took),
-            None => _ = took_us.insert(pointer.destination.to_string(), vec![took]),
+        let mut delivery_us = self.context.delivery_us.borrow_mut();
+        let time_us = (at_us - pointer.enqueued_at_us).max(0);
+        match delivery_us.get_mut(&*pointer.destination) {
+            Some(its) => its.push(time_us),
+            None => _ = delivery_us.insert(pointer.destination.to_string(), vec![time_us]),
         }
     }
 

@@ -18,10 +18,10 @@ impl Tables for WorkContext {
         dead_blocks: Blocks,
         _: StatementTimeout,
     ) -> Result<usize, WorkError> {
-        let mut took_us = self.took_us.borrow_mut();
-        let its = took_us.get(destination).map_or(&[][..], Vec::as_slice);
+        let mut delivery_us = self.delivery_us.borrow_mut();
+        let its = delivery_us.get(destination).map_or(&[][..], Vec::as_slice);
         let changed = self.session.protocol.settle(batch, dead_blocks, Some(its))?;
-        took_us.remove(destination);
+        delivery_us.remove(destination);
         Ok(changed)
     }
 

@@ -261,10 +261,10 @@ impl<'a> Run<'a> {
     }
 
     fn end_pass(&mut self) {
-        let took = self.pass_began.take().map_or(Duration::ZERO, |began| began.elapsed());
+        let elapsed = self.pass_began.take().map_or(Duration::ZERO, |began| began.elapsed());
         let pass = std::mem::take(&mut self.pass);
         self.printer.pass(&PassReport {
-            duration_ms: took.as_micros().div_ceil(10) as f64 / 100.0,
+            duration_ms: elapsed.as_micros().div_ceil(10) as f64 / 100.0,
             backoff_ms: match pass.claimed {
                 0 => self.worker.settings().idle_backoff_ms,
                 _ => 0,

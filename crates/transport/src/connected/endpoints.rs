@@ -113,7 +113,7 @@ impl<'a, C: Connector> Endpoints<'a, C> {
         // Not before the name is resolved: a lookup that hangs needs no thread of a connection.
         let slot = self.pools.pool.wait_for_slot(self.is_slow.get()).await;
         let opened = self.open_one_of(addresses, left, wire).await;
-        self.is_slow.set(opened.is_err() && pool::is_slow(slot.took()));
+        self.is_slow.set(opened.is_err() && pool::is_slow(slot.elapsed()));
         opened
     }
 

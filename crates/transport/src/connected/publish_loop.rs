@@ -402,7 +402,7 @@ impl<'a, L: Lane> PublishLoop<'a, L> {
         let unwritten_from = self.open.next() - progress.unwritten as u64;
         (self.looked_at, self.has_unsent) = (now, false);
         for (number, open) in self.open.iter_mut().filter(|(_, open)| !open.transfer.is_sent()) {
-            open.transfer.took(more, self.limits, now.into_std());
+            open.transfer.record_taken(more, self.limits, now.into_std());
             if number < unwritten_from && *open.end.get_or_insert(progress.written) <= taken {
                 open.transfer.sent(now.into_std());
             }

@@ -115,9 +115,9 @@ impl Line {
     }
 
     /// Records that the peer has taken this number of bytes more, and whether it has all of the request.
-    fn took(&self, bytes: u64, is_sent: bool, limits: TransferLimits) -> Transfer {
+    fn record_taken(&self, bytes: u64, is_sent: bool, limits: TransferLimits) -> Transfer {
         let (transfer, now) = (&mut self.state().transfer, Instant::now());
-        transfer.took(bytes, limits, now);
+        transfer.record_taken(bytes, limits, now);
         if is_sent {
             transfer.sent(now);
         }
@@ -414,7 +414,7 @@ impl HttpSocket {
         let taken = self.written.saturating_sub(unacknowledged).max(self.taken);
         let more = taken - std::mem::replace(&mut self.taken, taken);
         let is_sent = waits_for_input && unacknowledged == 0 && !self.line.is_half_made();
-        self.line.took(more, is_sent, self.limits)
+        self.line.record_taken(more, is_sent, self.limits)
     }
 }
 

@@ -257,13 +257,13 @@ impl Poster {
         if connection.agent.is_some() && !is_cut {
             self.pool.keep_connection(self.owner, Box::new(connection));
         }
-        let took = slot.took();
+        let elapsed = slot.elapsed();
         slot.end();
         let is_recent = downs == self.downs;
         let verdict = match verdict {
             Verdict::Destination { .. } if is_cut && self.stops => Verdict::trouble(DownReason::CLOSED, STOPPED),
             Verdict::Destination { .. } if is_cut => {
-                let text = format!("no answer within {} ms, and {THREAD_NEEDED}", took.as_millis());
+                let text = format!("no answer within {} ms, and {THREAD_NEEDED}", elapsed.as_millis());
                 Verdict::failed(Fault::coded(DownReason::TIMEOUT, NO_ANSWER, text))
             }
             verdict => verdict,
@@ -294,7 +294,7 @@ impl Poster {
             } => {
                 let reason = fault.to_string();
                 if is_recent {
-                    self.is_slow = pool::is_slow(took);
+                    self.is_slow = pool::is_slow(elapsed);
                 }
                 match fault.reason {
                     DownReason::PROCESS_LIMIT => self.pool.close_connections(),
