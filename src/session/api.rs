@@ -585,9 +585,9 @@ fn first_messages(call: trigger::Call) -> Vec<Option<String>> {
     };
     transactions::reap();
     let floors = databases::my_database().map(|database| (&database.floors, database.moves.read()));
-    let firsts = floors::read(&outbox, floors);
+    let first_rows = floors::read(&outbox, floors);
     outbox.close();
-    let texts = firsts.into_iter().flat_map(|first| {
+    let texts = first_rows.into_iter().flat_map(|first| {
         let (partition, seq) = (first.partition.to_string(), first.seq.to_string());
         let enqueued_at_us = since_1970(first.enqueued_at).to_string();
         [first.destination, partition, seq, enqueued_at_us]

@@ -298,9 +298,9 @@ impl CapturedTable {
             (Some(old), Some(new)) => self.rules.updated(old, new).map(|update| match update {
                 Update::Nothing => None,
                 Update::Changed(made) => Some(made),
-                Update::Moved { gone, come } => {
-                    changes::arrives_later(change, self.key_of(&come));
-                    Some(gone)
+                Update::Moved { deleted, inserted } => {
+                    changes::arrives_later(change, self.key_of(&inserted));
+                    Some(deleted)
                 }
             }),
         };

@@ -32,15 +32,15 @@ struct Effects {
     /// The change of the number of pending messages of each destination, by its number.
     pending: BTreeMap<u64, i64>,
     /// The seq from which each lane is to be read again.
-    lows: BTreeMap<(RewindLane, Partition), i64>,
+    rewinds: BTreeMap<(RewindLane, Partition), i64>,
     /// The lowest seq in each lane of a destination, by its number, and the name of the destination: for views.
-    firsts: BTreeMap<(u64, Partition), (String, i64)>,
+    lowest_shown: BTreeMap<(u64, Partition), (String, i64)>,
     /// Messages that may take the fast path.
     handoffs: Vec<Handoff>,
     /// The change of the number of dead letters, and of those that block others.
     dead: [i64; 2],
     /// The lowest seq of a new one of each kind.
-    dead_lows: [Option<i64>; 2],
+    lowest_dead: [Option<i64>; 2],
     /// What a relay settled.
     ended: Option<Ended>,
     /// The delivery times of messages that a relay published, in µs.
@@ -166,7 +166,7 @@ pub fn record_shown(destination: &str, partition: Partition, seq: i64) {
     let lane = (statistics::number_of(destination), partition);
     record(|effects| {
         let (_, first) = effects
-            .firsts
+            .lowest_shown
             .entry(lane)
             .or_insert_with(|| (destination.to_owned(), seq));
         *first = seq.min(*first);
@@ -176,7 +176,7 @@ pub fn record_shown(destination: &str, partition: Partition, seq: i64) {
 /// This transaction changed the number of dead letters and of those that block others; `seq` is that of the new one.
 pub fn dead_changed(by: [i64; 2], seq: i64) {
     record(|effects| {
-        for ((count, low), by) in effects.dead.iter_mut().zip(&mut effects.dead_lows).zip(by) {
+        for ((count, low), by) in effects.dead.iter_mut().zip(&mut effects.lowest_dead).zip(by) {
             *count += by;
             *low = lower(*low, (by > 0).then_some(seq));
         }
@@ -186,7 +186,7 @@ pub fn dead_changed(by: [i64; 2], seq: i64) {
 /// After this transaction a lane must be read again from this seq.
 pub fn read_again(lane: RewindLane, partition: Partition, seq: i64) {
     record(|effects| {
-        let low = effects.lows.entry((lane, partition)).or_insert(seq);
+        let low = effects.rewinds.entry((lane, partition)).or_insert(seq);
         *low = seq.min(*low);
     });
 }
@@ -225,11 +225,11 @@ impl Absorb for Effects {
             changes_what_waits,
             enqueued,
             pending,
-            lows,
-            firsts,
+            rewinds,
+            lowest_shown,
             handoffs,
             dead,
-            dead_lows,
+            lowest_dead,
             ended,
             delivery_us,
             errors,
@@ -241,15 +241,15 @@ impl Absorb for Effects {
         self.changes_what_waits |= changes_what_waits;
         self.enqueued += enqueued;
         merge(&mut self.pending, pending, |known, more| *known += more);
-        merge(&mut self.lows, lows, |known, seq| *known = seq.min(*known));
-        merge(&mut self.firsts, firsts, |(_, known), (_, seq)| {
+        merge(&mut self.rewinds, rewinds, |known, seq| *known = seq.min(*known));
+        merge(&mut self.lowest_shown, lowest_shown, |(_, known), (_, seq)| {
             *known = seq.min(*known)
         });
         append(&mut self.handoffs, handoffs);
         for (count, more) in self.dead.iter_mut().zip(dead) {
             *count += more;
         }
-        for (low, other) in self.dead_lows.iter_mut().zip(dead_lows) {
+        for (low, other) in self.lowest_dead.iter_mut().zip(lowest_dead) {
             *low = lower(*low, other);
         }
         if let Some(ended) = ended {
@@ -388,7 +388,7 @@ impl Effects {
             database.changes_by_hand.advance(); // before a slot is ready: a worker takes none before it has read the change
         }
         fast_path::hand_over(database, &mut self.handoffs);
-        for ((lane, partition), low) in &self.lows {
+        for ((lane, partition), low) in &self.rewinds {
             database.rewind_to(*lane, *partition, *low);
         }
         database.pending.add(self.enqueued);
@@ -407,7 +407,7 @@ impl Effects {
     }
 
     fn record_for_views(&self, database: &DatabaseEntry) {
-        for (blocks, low) in [false, true].into_iter().zip(self.dead_lows) {
+        for (blocks, low) in [false, true].into_iter().zip(self.lowest_dead) {
             if let Some(low) = low {
                 database.floors.record_dead(blocks, low);
             }
@@ -415,7 +415,7 @@ impl Effects {
         for (count, by) in database.dead.iter().zip(self.dead) {
             count.add(by);
         }
-        for ((number, partition), (destination, seq)) in &self.firsts {
+        for ((number, partition), (destination, seq)) in &self.lowest_shown {
             floors::record(&database.floors, destination, partition.index(), *number, *seq);
         }
     }

@@ -139,7 +139,7 @@ impl FastSlot {
     }
 
     /// Returns false if another process changed the state first.
-    fn go(&self, from: u64, to: u64) -> bool {
+    fn transition(&self, from: u64, to: u64) -> bool {
         let after = from >> STATE_BITS << STATE_BITS | to;
         self.state.compare_exchange(from, after, SeqCst, SeqCst).is_ok()
     }
@@ -253,7 +253,7 @@ fn reserve() -> Option<SlotId> {
 pub fn ready(slot_id: SlotId, lane: RewindLane, partition: Partition) -> bool {
     let Some(slot) = slot(slot_id) else { return false };
     slot.session.store(0, SeqCst); // from READY on, other processes may free it
-    let Some(word) = slot.is_in(FILLED).filter(|word| slot.go(*word, READY)) else {
+    let Some(word) = slot.is_in(FILLED).filter(|word| slot.transition(*word, READY)) else {
         free(slot_id); // revoked
         return false;
     };
@@ -262,7 +262,7 @@ pub fn ready(slot_id: SlotId, lane: RewindLane, partition: Partition) -> bool {
         return true;
     }
     let ready = word >> STATE_BITS << STATE_BITS | READY;
-    let is_back = slot.go(ready, REVOKED);
+    let is_back = slot.transition(ready, REVOKED);
     if is_back {
         free(slot_id);
     }
@@ -298,7 +298,7 @@ pub fn take(worker: u32) -> Vec<Arrived> {
             continue;
         };
         let lane = RewindGroup::of(&pointer.destination).lane(pointer.partition);
-        if database.reader_in_server(lane, pointer.partition) == Some(worker) && slot.go(word, TAKEN) {
+        if database.reader_in_server(lane, pointer.partition) == Some(worker) && slot.transition(word, TAKEN) {
             let row_id = RowId {
                 block: slot.block.load(Relaxed),
                 line: slot.line.load(Relaxed) as u16,
@@ -368,14 +368,14 @@ pub fn is_taken(destination: &str, partition: Partition, seq: i64) -> bool {
 fn withdraw(slot_id: SlotId, slot: &FastSlot) -> bool {
     loop {
         if let Some(word) = slot.is_in(FILLED) {
-            if slot.go(word, REVOKED) {
+            if slot.transition(word, REVOKED) {
                 return true; // its session frees the slot and rewinds the lane
             }
         } else if let Some(word) = slot.is_in(READY) {
             // Rewind first. Otherwise for a moment neither this slot nor *rewind* would announce the row, and a later
             // one could overtake it.
             rewind_lanes(slot);
-            if slot.go(word, REVOKED) {
+            if slot.transition(word, REVOKED) {
                 free(slot_id);
                 return true;
             }
@@ -407,7 +407,7 @@ pub fn worker_ends(worker: u32) {
     for (slot_id, slot) in used().filter(|(_, slot)| slot.owner.load(Relaxed) == worker) {
         withdraw(slot_id, slot);
         if let Some(word) = slot.is_in(TAKEN).filter(|_| slot.owner.load(Relaxed) == worker)
-            && slot.go(word, REVOKED)
+            && slot.transition(word, REVOKED)
         {
             free(slot_id);
         }

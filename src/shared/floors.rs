@@ -215,20 +215,20 @@ pub fn read(outbox: &OutboxLanes, floors: Option<(&ViewFloors, u32)>) -> Vec<Fir
                 return everywhere(outbox);
             };
             table.lanes_here().for_each(|lane| lane.floor.record(0));
-            let firsts = everywhere(outbox);
-            let made = firsts.iter().all(|first| {
+            let first_rows = everywhere(outbox);
+            let made = first_rows.iter().all(|first| {
                 let number = number_of(&first.destination);
                 let lane = table.lane(catalog::my_database(), &first.destination, first.partition, number);
                 lane.is_some()
             });
             // COMMIT need not record while nothing waits.
-            let mode = if made && !firsts.is_empty() {
+            let mode = if made && !first_rows.is_empty() {
                 FloorMode::On
             } else {
                 FloorMode::Off
             };
             floors.change(word, mode);
-            firsts
+            first_rows
         }
         _ => everywhere(outbox),
     }

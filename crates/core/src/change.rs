@@ -65,8 +65,8 @@ pub enum Update {
     Nothing,
     /// One event.
     Changed(Change),
-    /// Two events, because the id changed: the old aggregate is gone, and a new one has come.
-    Moved { gone: Change, come: Change },
+    /// Two events, because the id changed: one for the aggregate that is gone, one for the new one.
+    Moved { deleted: Change, inserted: Change },
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -106,8 +106,8 @@ impl CaptureRules {
     /// If a row is not a JSON object.
     pub fn updated(&self, old: ChangedRow, new: ChangedRow) -> Result<Update, String> {
         if old.aggregate_id != new.aggregate_id {
-            let (gone, come) = (self.deleted(old)?, self.inserted(new));
-            return Ok(Update::Moved { gone, come });
+            let (deleted, inserted) = (self.deleted(old)?, self.inserted(new));
+            return Ok(Update::Moved { deleted, inserted });
         }
         let verb = match (old.is_marked, new.is_marked) {
             (false, true) => ChangeVerb::Deleted,
@@ -298,7 +298,7 @@ mod tests {
     #[test]
     fn a_changed_id_makes_two_events() {
         let update = rules(false).updated(row("1", &json!({"id": 1})), row("2", &json!({"id": 2})));
-        let Ok(Update::Moved { gone, come }) = update else {
+        let Ok(Update::Moved { deleted, inserted }) = update else {
             panic!("{update:?}")
         };
         let parts = |c: Change| (c.kind, c.aggregate_id, c.payload);
@@ -307,7 +307,7 @@ mod tests {
             ("ProductCreated", "2", r#"{"id":2}"#),
         ];
         let expected = expected.map(|(a, b, c)| (a.to_owned(), b.to_owned(), c.to_owned()));
-        assert_eq!([parts(gone), parts(come)], expected);
+        assert_eq!([parts(deleted), parts(inserted)], expected);
     }
 
     #[test]

@@ -78,7 +78,7 @@ struct Query {
     id: u64,
     savepoint: u32,
     /// The first row of each kind that it wrote. Their triggers report its end.
-    firsts: Vec<Write>,
+    first_writes: Vec<Write>,
     moving: Option<Moving>,
     arrivals: Arrivals,
 }
@@ -130,7 +130,7 @@ impl ChangeLog {
         self.running.push(Query {
             id: self.next_query,
             savepoint,
-            firsts: Vec::new(),
+            first_writes: Vec::new(),
             moving: None,
             arrivals: Arrivals::default(),
         });
@@ -143,7 +143,7 @@ impl ChangeLog {
 
     /// The trigger of this row, the first one of a query, fires: the query has written all its rows.
     pub fn first_fires(&mut self, first: &Write) {
-        let of_first = |running: &Query| running.firsts.contains(first);
+        let of_first = |running: &Query| running.first_writes.contains(first);
         if let Some(query) = self.running.iter().rev().find(|running| of_first(running)) {
             self.ended(query.id);
         }
@@ -207,7 +207,7 @@ impl ChangeLog {
         let number = self.next_number;
         if let Some(query) = self.running(origin.query) {
             if is_first {
-                query.firsts.push(write.clone());
+                query.first_writes.push(write.clone());
             }
             query.moving = match (&write, query.moving) {
                 (Write::Delete(_), _) if origin.may_move => Some(Moving {

@@ -3,7 +3,7 @@
 //! that the caller passes in, so a simulation can replace them.
 //!
 //! Each step is an `impl` of [`Engine`] in a separate file: `claim` and `receive`, which share `admit`; `expiry`,
-//! `aside`, `hand_over`, `outcome`, `wake_policy` and `settling`. `leases` and `request` take changes from outside.
+//! `yielding`, `hand_over`, `outcome`, `wake_policy` and `settling`. `leases` and `request` take changes from outside.
 //! Their state outside this struct is in `cursors`, `read_limits`, `fast_in_flight`, `progress`, `answers`,
 //! `adaptive_row_limit`, `suspects` and `under_way`, which do not use [`Engine`]. `due` is a step for all destinations
 //! of a worker. `rows`, `batch`, `bounds` and `ports` define the types that the engine shares with its host.
@@ -11,7 +11,6 @@
 mod adaptive_row_limit;
 mod admit;
 mod answers;
-mod aside;
 mod batch;
 mod bounds;
 mod claim;
@@ -32,6 +31,7 @@ mod settling;
 mod suspects;
 mod under_way;
 mod wake_policy;
+mod yielding;
 
 pub use batch::{Batch, CLAIM_BYTES_MAX};
 pub use bounds::Bounds;
@@ -103,7 +103,7 @@ pub struct Engine {
     /// Messages that may be published, in this order, and are not handed over yet.
     ready: VecDeque<MessageHandle>,
     /// Messages that may be published and failed alone before. They let others go first.
-    aside: Vec<MessageHandle>,
+    yielding: Vec<MessageHandle>,
     with_publisher: WithPublisher,
     /// Whether a worker may have crashed with a claimed message. False saves walks over `messages` in each pass.
     may_have_crashed: bool,
@@ -158,7 +158,7 @@ impl Engine {
             read_limits: ReadLimits::default(),
             messages: foldhash::HashMap::default(),
             ready: VecDeque::new(),
-            aside: Vec::new(),
+            yielding: Vec::new(),
             with_publisher: WithPublisher::default(),
             may_have_crashed: false,
             row_limit: AdaptiveRowLimit::default(),
@@ -196,7 +196,7 @@ impl Engine {
     /// Number of messages that are in flight, without those that are kept back: they are not on their way there.
     pub fn outstanding_there(&self) -> usize {
         self.outstanding()
-            .saturating_sub(self.key_order.parked() + self.aside.len())
+            .saturating_sub(self.key_order.parked() + self.yielding.len())
     }
 
     /// The pointer of a message that has not ended; None if the engine does not have it.

@@ -197,15 +197,15 @@ impl Tracked {
         }
     }
 
-    /// Moves parked messages with a seq up to `bound` to the run and to `go`, until the first one that may not go.
-    fn send_parked(&mut self, bound: i64, may_go: impl Fn(i64) -> bool, go: &mut Vec<MessageHandle>) {
+    /// Moves parked messages with a seq up to `bound` to the run and to `unparked`, until the first one that may not go.
+    fn send_parked(&mut self, bound: i64, may_go: impl Fn(i64) -> bool, unparked: &mut Vec<MessageHandle>) {
         while let Some((&seq, &handle)) = self.parked.first_key_value() {
             if seq > bound || !may_go(seq) {
                 return;
             }
             self.parked.remove(&seq);
             self.send(handle, seq);
-            go.push(handle);
+            unparked.push(handle);
         }
     }
 
@@ -448,11 +448,12 @@ impl KeyOrder {
         let mut runs = Vec::new();
         for (key, tracked) in &mut self.keys {
             if tracked.state == KeyState::Open {
-                let mut go = Vec::new();
-                tracked.send_parked(i64::MAX, |seq| may_go(key, seq), &mut go);
-                self.sent.extend(go.iter().map(|handle| (*handle, Rc::clone(key))));
-                self.parked -= go.len();
-                runs.push(go);
+                let mut unparked = Vec::new();
+                tracked.send_parked(i64::MAX, |seq| may_go(key, seq), &mut unparked);
+                self.sent
+                    .extend(unparked.iter().map(|handle| (*handle, Rc::clone(key))));
+                self.parked -= unparked.len();
+                runs.push(unparked);
             }
         }
         runs.sort_unstable(); // the order of a map is random
@@ -491,10 +492,10 @@ impl KeyOrder {
         more: bool,
         may_go: impl Fn(i64) -> bool,
     ) -> Vec<MessageHandle> {
-        let mut go = Vec::new();
+        let mut unparked = Vec::new();
         let known = self.keys.get_key_value(key).map(|(key, _)| Rc::clone(key));
         let Some((key, tracked)) = known.and_then(|key| Some((Rc::clone(&key), self.keys.get_mut(&key)?))) else {
-            return go;
+            return unparked;
         };
         tracked.parked.extend(rows.iter().map(|(handle, seq)| (*seq, *handle)));
         self.parked += rows.len();
@@ -506,9 +507,10 @@ impl KeyOrder {
         if let Some((_, last)) = rows.last() {
             tracked.first_follower = last + 1;
         }
-        tracked.send_parked(bound, may_go, &mut go);
-        self.parked -= go.len();
-        self.sent.extend(go.iter().map(|handle| (*handle, Rc::clone(&key))));
+        tracked.send_parked(bound, may_go, &mut unparked);
+        self.parked -= unparked.len();
+        self.sent
+            .extend(unparked.iter().map(|handle| (*handle, Rc::clone(&key))));
         if !more {
             tracked.followers = false;
             tracked.state = KeyState::Open;
@@ -516,7 +518,7 @@ impl KeyOrder {
                 self.keys.remove(&key);
             }
         }
-        go
+        unparked
     }
 
     /// Gives up the parked messages of the key that has the most, because too many are parked. The caller moves them to

@@ -84,8 +84,8 @@ impl RateLimit {
     }
 
     fn fill(&mut self, now_us: u64) {
-        let come = u64::from(self.rate).saturating_mul(now_us.saturating_sub(self.filled_us));
-        self.level = self.level.saturating_add(come).min(self.burst());
+        let refill = u64::from(self.rate).saturating_mul(now_us.saturating_sub(self.filled_us));
+        self.level = self.level.saturating_add(refill).min(self.burst());
         self.filled_us = self.filled_us.max(now_us);
     }
 }

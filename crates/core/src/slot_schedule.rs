@@ -86,18 +86,19 @@ pub fn plan(databases: &[DatabaseDemand], slots: u32, now_ms: u64, slice_ms: u64
 
     // No worker starts while one of the same database exits, because the new one would get the same number.
     let may_start = |database: &DatabaseDemand| database.startable > 0 && database.leaving == 0;
-    let mut firsts: Vec<usize> = all()
+    let mut first_workers: Vec<usize> = all()
         .filter(|(_, database)| database.running == 0 && may_start(database))
         .map(|(index, _)| index)
         .collect();
-    firsts.sort_by_key(|index| {
+    first_workers.sort_by_key(|index| {
         let database = &databases[*index];
         (database.is_idle(now_ms), database.since_ms)
     });
-    let (spares, firsts): (Vec<usize>, Vec<usize>) = firsts.into_iter().partition(|index| databases[*index].spare);
-    let served = firsts.len().min(free as usize);
+    let (spares, first_workers): (Vec<usize>, Vec<usize>) =
+        first_workers.into_iter().partition(|index| databases[*index].spare);
+    let served = first_workers.len().min(free as usize);
     let mut coming = vec![0; databases.len()];
-    for index in &firsts[..served] {
+    for index in &first_workers[..served] {
         coming[*index] = 1;
     }
     // The second worker of a database comes before the third of another.
@@ -109,7 +110,7 @@ pub fn plan(databases: &[DatabaseDemand], slots: u32, now_ms: u64, slice_ms: u64
         others.extend((0..more).map(|nth| (has + nth, index)));
     }
     others.sort_unstable();
-    let queue = (firsts[..served].iter().copied())
+    let queue = (first_workers[..served].iter().copied())
         .chain(others.into_iter().map(|(_, index)| index))
         .chain(spares);
     for index in queue {
@@ -120,7 +121,7 @@ pub fn plan(databases: &[DatabaseDemand], slots: u32, now_ms: u64, slice_ms: u64
         free -= 1;
         plan.start.push(index);
     }
-    for index in &firsts[served..] {
+    for index in &first_workers[served..] {
         let database = &databases[*index];
         plan.kept_out += 1;
         match database.is_idle(now_ms) {

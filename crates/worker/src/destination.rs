@@ -483,7 +483,7 @@ impl<R: Runtime> Destination<R> {
             self.engine.release_all("delivery stopped"); // a relay may deliver them
         }
         if !self.connection.is_connected() {
-            self.engine.give_back_aside(&self.rules(common)); // an operator may have discarded them
+            self.engine.give_back_yielding(&self.rules(common)); // an operator may have discarded them
         }
     }
 

@@ -24,7 +24,7 @@ impl Engine {
             let seq = claimed.pointer.seq;
             let Some(key) = OrderedKey::of(&claimed.pointer, rules.ordering) else {
                 let handle = self.take_in(claimed, rules, make);
-                self.go([handle], rules);
+                self.make_ready([handle], rules);
                 continue;
             };
             if self.read_limits.is_behind_blocker(key.partition, seq) {
@@ -35,7 +35,7 @@ impl Engine {
             match self.key_order.admit(self.next_handle, key, seq, held) {
                 Admission::Go => {
                     let handle = self.take_in(claimed, rules, make);
-                    self.go([handle], rules);
+                    self.make_ready([handle], rules);
                 }
                 Admission::Park => {
                     self.take_in(claimed, rules, make);
@@ -92,7 +92,7 @@ impl Engine {
     }
 
     /// Makes messages ready that may be published now. A message that cannot be sent ends here.
-    pub(super) fn go(&mut self, handles: impl IntoIterator<Item = MessageHandle>, rules: &Rules) {
+    pub(super) fn make_ready(&mut self, handles: impl IntoIterator<Item = MessageHandle>, rules: &Rules) {
         for handle in handles {
             let Some(message) = self.messages.get(&handle) else {
                 continue;
@@ -101,7 +101,7 @@ impl Engine {
                 continue; // held back, because a message before it ended in this loop
             }
             match &message.publication {
-                Some(Ok(_)) if self.lets_others_go_first(handle) => self.set_aside(handle, rules),
+                Some(Ok(_)) if self.must_yield(handle) => self.yield_to_others(handle, rules),
                 Some(Ok(_)) => self.ready.push_back(handle),
                 Some(Err(outcome)) => self.end(handle, &outcome.clone(), rules, 0),
                 None => {}

@@ -10,7 +10,7 @@ pub struct Bounds {
     /// The most rows in one settle that are not published, while other destinations wait. Such a row costs ten times as
     /// much as a published one.
     pub settle_failures: usize,
-    /// The most parked messages, and the most that are set aside; further ones go to `outbox_waiting`. Both count as in
+    /// The most parked messages, and the most that yield to others; further ones go to `outbox_waiting`. Both count as in
     /// flight, so the window must be larger than both by at least a quarter. Otherwise a worker with these numbers
     /// claims nothing.
     pub parked: usize,

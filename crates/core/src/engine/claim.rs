@@ -73,7 +73,7 @@ impl Engine {
         make: impl FnMut(MessageHandle, &Pointer, Event) -> Result<Publication, String>,
     ) -> Result<ClaimResult<T::Error>, T::Error> {
         let result = self.claim_rows(tables, memory, now_ms, limit, rules, make)?;
-        self.take_turn();
+        self.send_next_yielding();
         Ok(result)
     }
 
@@ -107,7 +107,7 @@ impl Engine {
             result.messages = batch.rows.len();
             for claimed in batch.rows {
                 let handle = self.take_in(claimed, rules, &mut make);
-                self.go([handle], rules);
+                self.make_ready([handle], rules);
             }
             return Ok(result);
         }
@@ -184,7 +184,7 @@ impl Engine {
         let unparked = self
             .key_order
             .unpark(|key, seq| !open_transactions.hold_back(key, seq) && cursors.cover(key.partition, seq));
-        self.go(unparked, rules);
+        self.make_ready(unparked, rules);
         let drained = self.drain(tables, &leases, &open_transactions, left, rules, &mut make);
         result.failure = result.failure.or(drained.err());
         while (self.key_order.parked() > self.bounds.parked || self.parks_too_much()) && self.evict(rules) {}
@@ -512,10 +512,10 @@ impl Engine {
                 let seq = claimed.pointer.seq;
                 rows.push((self.take_in(claimed, rules, make), seq));
             }
-            let go = self.key_order.drained(key, &rows, full, more, |seq| {
+            let unparked = self.key_order.drained(key, &rows, full, more, |seq| {
                 !missed && seq <= read_limit && !open_transactions.hold_back(key, seq)
             });
-            self.go(go, rules);
+            self.make_ready(unparked, rules);
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ impl Engine {
         self.ready = (ready.into_iter())
             .filter(|handle| (self.messages.get(handle)).is_some_and(|m| unchanged.contains(&m.pointer.partition)))
             .collect();
-        self.aside
+        self.yielding
             .retain(|handle| (self.messages.get(handle)).is_some_and(|m| unchanged.contains(&m.pointer.partition)));
         self.messages.retain(|handle, message| {
             let sent = message.publication.is_none();
@@ -65,7 +65,7 @@ impl Engine {
             .collect();
         self.leases = held;
         let leaving = self.leaving.clone();
-        self.send_aside(|partition| leaving.contains(&partition)); // nothing of it may stay in flight
+        self.send_yielding(|partition| leaving.contains(&partition)); // nothing of it may stay in flight
         self.forget_fast();
     }
 

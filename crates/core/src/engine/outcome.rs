@@ -24,7 +24,7 @@ impl Engine {
         self.answers.on_outcome(outcome, since_ms);
         self.end(handle, outcome, rules, seed);
         if !self.suspects.in_doubt() {
-            self.give_back_aside(rules); // the window decides how many of them go at a time
+            self.give_back_yielding(rules); // the window decides how many of them go at a time
         }
     }
 
@@ -91,7 +91,7 @@ impl Engine {
     /// there were any. Of each key these are the last ones, so none of them is overtaken.
     pub fn release_unsent(&mut self, rules: &Rules, reason: &str) -> bool {
         let before = self.unsettled.len();
-        self.give_back_aside(rules);
+        self.give_back_yielding(rules);
         let messages = &self.messages;
         let is_unsent = |handle| (messages.get(&handle)).is_some_and(|message| message.publication.is_some());
         let mut unsent = self.key_order.give_up_unsent(|_| true, is_unsent);
@@ -106,7 +106,7 @@ impl Engine {
     /// any.
     pub fn give_up_kept_back(&mut self, rules: &Rules) -> bool {
         let before = self.unsettled.len();
-        self.give_back_aside(rules);
+        self.give_back_yielding(rules);
         while self.evict(rules) {}
         self.unsettled.len() > before
     }
@@ -122,7 +122,7 @@ impl Engine {
     /// publisher may or may not have arrived.
     pub fn release_all(&mut self, reason: &str) {
         self.ready.clear();
-        self.aside.clear();
+        self.yielding.clear();
         self.key_order.forget_sent();
         self.with_publisher = WithPublisher::default();
         self.alone = None;

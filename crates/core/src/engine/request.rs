@@ -13,7 +13,7 @@ impl Engine {
             from: self.next_handle,
             ..RequestProgress::default()
         };
-        self.send_aside(|_| true); // the request waits for them
+        self.send_yielding(|_| true); // the request waits for them
     }
 
     /// Drops the request and its read limit.

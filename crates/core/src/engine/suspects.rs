@@ -5,7 +5,7 @@
 //! A failure of the destination costs no message an attempt, so such a message would be sent for ever, and take its
 //! neighbours along. A message is at fault if it fails alone while others arrive. So a suspect goes alone, and lets
 //! others go first. If it fails again although more of them have arrived than failed since, that is an attempt. While
-//! the destination fails for all, nobody is charged. `aside` keeps suspects back while none arrives.
+//! the destination fails for all, nobody is charged. `yielding` keeps suspects back while none arrives.
 //!
 //! In memory only: another worker finds out again.
 

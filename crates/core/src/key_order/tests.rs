@@ -283,8 +283,8 @@ fn the_key_that_has_waited_longest_goes_first() {
     for handle in 1..=20 {
         keys.admit(handle, key(&format!("k{}", (handle * 7) % 10)), handle as i64, true);
     }
-    let go = keys.unpark(|_, _| true);
-    assert_eq!(go[..4], [1, 11, 2, 12]);
+    let unparked = keys.unpark(|_, _| true);
+    assert_eq!(unparked[..4], [1, 11, 2, 12]);
 }
 
 #[test]
@@ -470,7 +470,7 @@ enum Stage {
 }
 
 impl Naive {
-    fn go(&mut self, handles: &[MessageHandle]) {
+    fn send(&mut self, handles: &[MessageHandle]) {
         for handle in handles {
             let (key, seq, stage) = self.claimed.get_mut(handle).expect("claimed");
             assert_eq!(*stage, Stage::Parked, "{handle} is sent twice");
@@ -580,7 +580,7 @@ fn apply(operation: &Operation, keys: &mut KeyOrder, naive: &mut Naive) {
         }
         Operation::Unpark { above } => {
             let below = naive.next - above;
-            naive.go(&keys.unpark(|_, seq| seq <= below));
+            naive.send(&keys.unpark(|_, seq| seq <= below));
         }
         Operation::Drain { rows, full, more } => {
             for key in drains(keys) {
@@ -592,7 +592,7 @@ fn apply(operation: &Operation, keys: &mut KeyOrder, naive: &mut Naive) {
                         .insert(naive.next as MessageHandle, (key.clone(), naive.next, Stage::Parked));
                     fetched.push((naive.next as MessageHandle, naive.next));
                 }
-                naive.go(&keys.drained(&key, &fetched, *full, *more, |_| true));
+                naive.send(&keys.drained(&key, &fetched, *full, *more, |_| true));
             }
         }
         Operation::Evict => naive.end(keys.evict()),
@@ -652,13 +652,13 @@ proptest! {
             let ended = keys.on_outcome(handle, &Outcome::Confirmed, true, by_outcome);
             naive.end(ended.into_iter().map(|(handle, _)| handle));
             for key in drains(&mut keys) {
-                naive.go(&keys.drained(&key, &[], false, false, |_| true));
+                naive.send(&keys.drained(&key, &[], false, false, |_| true));
             }
-            naive.go(&keys.unpark(|_, _| true));
+            naive.send(&keys.unpark(|_, _| true));
         }
         keys.rebuild(|_| true, Vec::new(), |_, _| true);
         for key in drains(&mut keys) {
-            naive.go(&keys.drained(&key, &[], false, false, |_| true));
+            naive.send(&keys.drained(&key, &[], false, false, |_| true));
         }
         prop_assert_eq!(keys.sent.len(), naive.claimed.values().filter(|(_, _, p)| *p != Stage::Parked).count());
     }

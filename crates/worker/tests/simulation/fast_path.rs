@@ -73,7 +73,7 @@ impl Slots {
     }
 
     /// Returns false if another process was first.
-    pub fn go(&mut self, slot_id: SlotId, tenant: u64, from: State, to: State) -> bool {
+    pub fn transition(&mut self, slot_id: SlotId, tenant: u64, from: State, to: State) -> bool {
         let slot = self.slots[slot_id as usize].as_mut();
         let slot = slot.filter(|slot| slot.tenant == tenant && slot.state == from);
         slot.map(|slot| slot.state = to).is_some()
@@ -112,7 +112,9 @@ impl Memory {
             return true;
         };
         match slot.state {
-            State::Filled => self.slots.go(slot_id, slot.tenant, State::Filled, State::Revoked),
+            State::Filled => self
+                .slots
+                .transition(slot_id, slot.tenant, State::Filled, State::Revoked),
             State::Ready => {
                 self.rewind(slot.partition, slot.destination, slot.seq);
                 self.slots.free(slot_id);

@@ -469,7 +469,11 @@ impl outbox_worker::Runtime for Host {
             if !is_mine || self.memory(|memory| memory.reader(slot.partition)) != Some(worker) {
                 continue;
             }
-            if self.memory(|memory| memory.slots.go(slot_id, slot.tenant, State::Ready, State::Taken)) {
+            if self.memory(|memory| {
+                memory
+                    .slots
+                    .transition(slot_id, slot.tenant, State::Ready, State::Taken)
+            }) {
                 taken.push(self.with(|world| {
                     let epoch = world.workers[worker].held.get(&slot.partition).copied();
                     note_taken(world, worker, slot.seq, epoch.unwrap_or_default(), 0);
@@ -532,10 +536,13 @@ impl Host {
             while let Some(slot) = host.memory(|memory| memory.slots.get(slot_id)) {
                 let is_over = match slot.state {
                     _ if (slot.partition, slot.seq) != at => true,
-                    State::Filled => host.memory(|m| m.slots.go(slot_id, slot.tenant, State::Filled, State::Revoked)),
+                    State::Filled => {
+                        host.memory(|m| m.slots.transition(slot_id, slot.tenant, State::Filled, State::Revoked))
+                    }
                     State::Ready => {
                         host.memory(|memory| memory.rewind(slot.partition, slot.destination, slot.seq));
-                        let is_ours = host.memory(|m| m.slots.go(slot_id, slot.tenant, State::Ready, State::Revoked));
+                        let is_ours =
+                            host.memory(|m| m.slots.transition(slot_id, slot.tenant, State::Ready, State::Revoked));
                         if is_ours {
                             host.memory(|memory| memory.slots.free(slot_id));
                         }

@@ -79,7 +79,7 @@ pub struct Session {
     messages: Vec<Enqueued>,
     wanted: u64,
     /// By partition and destination.
-    lows: BTreeMap<(u16, usize), i64>,
+    rewinds: BTreeMap<(u16, usize), i64>,
     scheduled: bool,
 }
 
@@ -94,7 +94,7 @@ impl Session {
             stalled_until: 0,
             messages: Vec::new(),
             wanted: 0,
-            lows: BTreeMap::new(),
+            rewinds: BTreeMap::new(),
             scheduled: false,
         }
     }
@@ -203,7 +203,7 @@ impl World {
                 }
             }
             At::Visible => {
-                let Some(((partition, destination), low)) = session.lows.pop_first() else {
+                let Some(((partition, destination), low)) = session.rewinds.pop_first() else {
                     session.at = At::Rewinds;
                     return;
                 };
@@ -285,7 +285,7 @@ impl World {
             self.oracle.out_of_order(seq);
             session.scheduled = true;
         } else if !by_fast_path {
-            let low = session.lows.entry((partition, destination)).or_insert(seq);
+            let low = session.rewinds.entry((partition, destination)).or_insert(seq);
             *low = seq.min(*low);
         }
     }
@@ -345,7 +345,7 @@ impl World {
                     slot_id: Some(slot_id), ..
                 }) => {
                     let tenant = slots.get(*slot_id).map_or(0, |slot| slot.tenant);
-                    match slots.go(*slot_id, tenant, State::Filled, State::Ready) {
+                    match slots.transition(*slot_id, tenant, State::Filled, State::Ready) {
                         true => At::Rechecking(index),
                         false => {
                             slots.free(*slot_id); // revoked

@@ -4,7 +4,7 @@
 //! While no message arrives, only one is tried at a time, and the destination rests in between. A message that failed
 //! is due again before the next try, and has the lowest seq of its lane. If it were tried again first, messages for
 //! another queue or path of the destination would never be tried: each message that failed would cost a rest. So it is
-//! claimed and set aside until the lanes are read. Then it goes if there is no other, and among those set aside the one
+//! claimed and yields until the lanes are read. Then it goes if there is no other, and of those that yield the one
 //! that failed first.
 //!
 //! They are given back while the destination rests, so that they can expire and be discarded.
@@ -16,9 +16,9 @@ use crate::partition::Partition;
 use crate::settle::{self, Rules};
 
 impl Engine {
-    /// Whether this message, which may be sent now, is to be set aside. Not if a later message of its key could then
+    /// Whether this message, which may be sent now, is to yield. Not if a later message of its key could then
     /// overtake it, if a request or another worker waits for its end, or if another crash could make it a dead letter.
-    pub(super) fn lets_others_go_first(&self, handle: MessageHandle) -> bool {
+    pub(super) fn must_yield(&self, handle: MessageHandle) -> bool {
         if !self.suspects.in_doubt() {
             return false;
         }
@@ -36,18 +36,18 @@ impl Engine {
             && pointer.crashes < CRASHES_ALONE
     }
 
-    /// Sets a message aside. If too many are, the one that failed last is put off instead.
-    pub(super) fn set_aside(&mut self, handle: MessageHandle, rules: &Rules) {
-        self.aside.push(handle);
-        let bytes: usize = (self.aside.iter().filter_map(|handle| self.messages.get(handle)))
+    /// Keeps a message back while others go first. If too many yield, the one that failed last is put off instead.
+    pub(super) fn yield_to_others(&mut self, handle: MessageHandle, rules: &Rules) {
+        self.yielding.push(handle);
+        let bytes: usize = (self.yielding.iter().filter_map(|handle| self.messages.get(handle)))
             .map(|message| message.memory.bytes())
             .sum();
-        let fits = self.aside.len() <= self.bounds.parked && bytes <= self.bounds.bytes;
-        if fits || self.aside.len() == 1 {
+        let fits = self.yielding.len() <= self.bounds.parked && bytes <= self.bounds.bytes;
+        if fits || self.yielding.len() == 1 {
             return; // one of any size can take its turn
         }
-        let last = (0..self.aside.len()).max_by_key(|index| self.failed_at(self.aside[*index]));
-        let handle = self.aside.swap_remove(last.unwrap_or_default());
+        let last = (0..self.yielding.len()).max_by_key(|index| self.failed_at(self.yielding[*index]));
+        let handle = self.yielding.swap_remove(last.unwrap_or_default());
         if let Some(message) = self.messages.get(&handle) {
             let failure = self.suspects.failure(&message.pointer);
             let reason = failure.text.clone();
@@ -60,20 +60,20 @@ impl Engine {
         self.suspects.failed_at(&self.messages.get(&handle)?.pointer)
     }
 
-    /// Called after a claim: if all lanes are read and no other message is on its way or about to be, one of those set
-    /// aside goes.
-    pub(super) fn take_turn(&mut self) {
+    /// Called after a claim: if all lanes are read and no other message is on its way or about to be, one of those that
+    /// yield goes.
+    pub(super) fn send_next_yielding(&mut self) {
         if self.full || self.drains || !self.ready.is_empty() || self.with_publisher.count > 0 {
             return;
         }
-        if let Some(first) = (0..self.aside.len()).min_by_key(|index| self.failed_at(self.aside[*index])) {
-            self.ready.push_back(self.aside.swap_remove(first));
+        if let Some(first) = (0..self.yielding.len()).min_by_key(|index| self.failed_at(self.yielding[*index])) {
+            self.ready.push_back(self.yielding.swap_remove(first));
         }
     }
 
-    /// Releases the messages that are set aside. Called when a message arrived, and while the destination rests.
-    pub fn give_back_aside(&mut self, rules: &Rules) {
-        for handle in std::mem::take(&mut self.aside) {
+    /// Releases the messages that yield. Called when a message arrived, and while the destination rests.
+    pub fn give_back_yielding(&mut self, rules: &Rules) {
+        for handle in std::mem::take(&mut self.yielding) {
             let Some(message) = self.messages.get(&handle) else {
                 continue;
             };
@@ -82,11 +82,11 @@ impl Engine {
         }
     }
 
-    /// Makes the messages ready that are set aside and whose partition is in `scope`.
-    pub(super) fn send_aside(&mut self, scope: impl Fn(Partition) -> bool) {
+    /// Makes the messages ready that yield and whose partition is in `scope`.
+    pub(super) fn send_yielding(&mut self, scope: impl Fn(Partition) -> bool) {
         let messages = &self.messages;
         let is_in = |handle: &mut MessageHandle| messages.get(handle).is_some_and(|m| scope(m.pointer.partition));
-        self.ready.extend(self.aside.extract_if(.., is_in));
+        self.ready.extend(self.yielding.extract_if(.., is_in));
     }
 }
 

@@ -233,8 +233,8 @@ impl World {
                     .on_outcome(handle, &outcome, &self.rules, self.table.now_ms, 0);
                 if outcome != Outcome::Confirmed {
                     self.table.now_ms += REST_MS;
-                    self.engine.give_back_aside(&self.rules);
-                    assert_eq!(self.engine.aside.len(), 0);
+                    self.engine.give_back_yielding(&self.rules);
+                    assert_eq!(self.engine.yielding.len(), 0);
                 }
             }
         }
@@ -304,7 +304,7 @@ fn no_later_message_of_its_key_overtakes_one_that_failed_alone() {
 }
 
 #[test]
-fn once_one_arrives_the_messages_that_were_set_aside_go_as_any_other() {
+fn once_one_arrives_the_messages_that_yielded_go_as_any_other() {
     let mut world = World::new(Ordering::Key, Sharing::Leases, Bounds::USUAL);
     (1..=5).for_each(|seq| world.commit(seq));
     world.run(10, |_| refused());
@@ -317,7 +317,7 @@ fn once_one_arrives_the_messages_that_were_set_aside_go_as_any_other() {
 }
 
 #[test]
-fn a_request_and_a_partition_that_leaves_wait_for_no_message_that_is_set_aside() {
+fn a_request_and_a_partition_that_leaves_wait_for_no_message_that_yields() {
     for leaves in [false, true] {
         let mut world = World::new(Ordering::Key, Sharing::Leases, Bounds::USUAL);
         (1..=3).for_each(|seq| world.commit(seq));
@@ -331,7 +331,7 @@ fn a_request_and_a_partition_that_leaves_wait_for_no_message_that_is_set_aside()
             let Ok(()) = (world.due).bring_due(tables, None, 0, now_ms, false, rewind);
             let Ok(_) = (world.engine).claim(tables, &world.commits, now_ms, 1, &world.rules, make);
         });
-        assert_eq!(world.engine.aside.len(), 1);
+        assert_eq!(world.engine.yielding.len(), 1);
         match leaves {
             true => (world.engine).set_leases(vec![(partition(), 1)], HashSet::from([partition()])),
             false => world.engine.begin_request(Request::Pass),
