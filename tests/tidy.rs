@@ -96,7 +96,7 @@ const EXEMPT: [(&str, &str); 21] = [
     // Touches memory of this process alone.
     ("src/session/changes.rs", "impl Drop for Ends"),
     // Writes variables of the server, and calls nothing.
-    ("src/pg/foreign.rs", "impl Drop for Left"),
+    ("src/pg/user_code.rs", "impl Drop for Left"),
     // These free memory, but not while an error unwinds.
     ("src/pg/bgworker.rs", "impl Drop for Handle"),
     ("src/store/statement.rs", "impl Drop for SavedStatement"),

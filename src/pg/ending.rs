@@ -1,4 +1,4 @@
-//! The end of a worker's process: whether it was requested, and a forced end at any point. `signals`, `foreign` and
+//! The end of a worker's process: whether it was requested, and a forced end at any point. `signals`, `user_code` and
 //! `txn` call it, and so do handlers of signals and timers.
 
 use pgrx::pg_sys;

@@ -2,12 +2,12 @@
 //! users call are SECURITY INVOKER, so that they can check the caller's rights. Then they switch to the owner of the
 //! tables, which is not the owner of the functions.
 
-use super::foreign;
+use super::user_code;
 use pgrx::pg_sys;
 
 /// Runs user code as `role`. The code may not change roles or the state of the session.
 pub fn run_restricted_as<T>(role: u32, body: impl FnOnce() -> T) -> T {
-    foreign::run(|| switch(role, pg_sys::SECURITY_RESTRICTED_OPERATION, body))
+    user_code::run(|| switch(role, pg_sys::SECURITY_RESTRICTED_OPERATION, body))
 }
 
 /// Runs `body` as `role`.

@@ -1,10 +1,10 @@
 //! Signals of a background worker. Until its loop begins, a worker has core's handlers. pgrx's handlers only set a
 //! flag, so a worker that waits for a lock would make `pg_ctl stop -m fast` hang. From the loop on, SIGTERM cancels the
 //! running statement, if any, and asks the loop to end. Core's `die` would end the process inside a claim or a settle,
-//! and messages that the broker has confirmed would be sent again. `foreign` describes what a cancel does to user code.
+//! and messages that the broker has confirmed would be sent again. `user_code` describes what a cancel does to user code.
 
 use super::ending::{self, RegisterTimeout, SetLatch, USER_TIMEOUT, enable_timeout_after};
-use super::{foreign, major};
+use super::{major, user_code};
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -35,7 +35,7 @@ pub fn install() {
 
 /// From now on SIGTERM requests an orderly end of the loop, which must check `is_shutdown_requested` after every wait.
 pub fn end_in_order() {
-    foreign::may_end_the_process();
+    user_code::may_end_the_process();
     // SAFETY: the handler does only what a signal handler may.
     unsafe {
         major::on_signal(pg_sys::SIGTERM, on_terminate);
