@@ -39,7 +39,7 @@
 //! | `amqp::findings`, `http::findings` | what is wrong with such a peer, in words, and what ends it? | the worker's main thread, sessions, pure |
 //! | `amqp::config` | where to connect, as which user, with which limits? | any, plain data |
 //! | `amqp::connect` | how to connect, what to check, what does an error mean? | `outbox-publish` |
-//! | `amqp::lane` | how do lapin's publishes, confirms and events become ours? | `outbox-publish` |
+//! | `amqp::channel` | how do lapin's publishes, confirms and events become ours? | `outbox-publish` |
 //! | `amqp::returns` | which of the confirmed messages were unroutable? | `outbox-publish`, pure |
 //! | `amqp::sendable` | can this message be encoded at all? | `outbox-publish`, pure |
 //! | `amqp::guard` | which bytes from a peer may reach lapin's parser? | `lapin-io-loop` |

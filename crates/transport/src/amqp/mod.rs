@@ -4,12 +4,12 @@
 //! Runs on the publisher thread. A current-thread runtime drives everything here and lapin's tasks; lapin's own thread
 //! makes the socket calls.
 
+mod channel;
 mod config;
 mod connect;
 mod findings;
 mod guard;
 mod kind;
-mod lane;
 mod nesting;
 
 mod returns;

@@ -209,7 +209,7 @@ fn close_limits(stop: Option<StopBy>) -> (Duration, Duration) {
     (CLOSE_LIMIT.min(part), CUT_LIMIT.min(part))
 }
 
-/// Serves one lane after the other. Returns why the connection is over.
+/// Serves one channel after the other. Returns why the connection is over.
 async fn serve_lanes<C: Connector>(
     opened: &mut Opened<C>,
     endpoints: &Endpoints<'_, C>,
@@ -222,11 +222,11 @@ async fn serve_lanes<C: Connector>(
     loop {
         match publish_loop::serve(opened, endpoints, watchdog, intake, place, successor, waiting).await? {
             PublishLoopEnd::Connection(end) => return Ok(end),
-            PublishLoopEnd::Lane {
+            PublishLoopEnd::Channel {
                 waiting: next,
                 rest: None,
             } => waiting = next,
-            PublishLoopEnd::Lane {
+            PublishLoopEnd::Channel {
                 waiting: next,
                 rest: Some(rest),
             } => {

@@ -89,10 +89,10 @@ pub(crate) trait Wire {
 pub(crate) trait Connection {
     type Wire: Wire;
 
-    /// The way for messages. Messages are numbered from 0 on, for each lane anew.
-    fn lane(&self) -> impl Lane;
+    /// The channel for messages. On each one the messages are numbered from 0 on.
+    fn channel(&self) -> impl PublishChannel;
 
-    /// Makes the peer forget the messages that it has not answered, so that another lane begins.
+    /// Makes the peer forget the messages that it has not answered, so that another channel begins.
     fn renew(&mut self, limit: Duration) -> impl Future<Output = Result<(), Fault>>;
 
     /// Ends the connection as the protocol demands, if it can. The caller cuts the wire afterwards in any case.
@@ -105,7 +105,7 @@ pub(crate) struct Broken {
     pub(crate) fault: Fault,
 }
 
-/// What a lane has taken.
+/// What a channel has taken.
 pub(crate) struct Taken {
     /// When the newest answers arrived, at the latest.
     pub(crate) at: std::time::Instant,
@@ -123,7 +123,7 @@ pub(crate) struct Progress {
 }
 
 /// Something that happened on a connection, apart from answers to messages.
-pub(crate) enum LaneEvent {
+pub(crate) enum ChannelEvent {
     /// The peer takes no messages for now, and says why.
     Blocked(String),
     Unblocked,
@@ -144,7 +144,7 @@ pub(crate) enum Wait {
 }
 
 /// The messages on their way over a connection: one stream, in order.
-pub(crate) trait Lane {
+pub(crate) trait PublishChannel {
     /// Sends a message. Its number is one above that of the one before. Err: it can never be sent, and the number is free.
     fn send(&mut self, number: u64, message: Publication) -> Result<(), String>;
 
@@ -158,14 +158,14 @@ pub(crate) trait Lane {
     /// Completes when there may be something to take.
     fn answers(&self, wait: Wait) -> impl Future<Output = ()>;
 
-    fn event(&self) -> impl Future<Output = LaneEvent>;
+    fn event(&self) -> impl Future<Output = ChannelEvent>;
 
     /// Whether the peer takes no messages for now.
     fn is_blocked(&self) -> bool;
 
     fn progress(&self) -> Progress;
 
-    /// Asks for a sign of life, unless that is on its way: [`LaneEvent::Alive`] follows. The peer gives it after it has
+    /// Asks for a sign of life, unless that is on its way: [`ChannelEvent::Alive`] follows. The peer gives it after it has
     /// received all earlier messages.
     fn probe(&mut self);
 

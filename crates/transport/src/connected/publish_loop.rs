@@ -1,12 +1,12 @@
 //! A connection while it is in use: send within the window, take answers, time out, give up.
 //!
 //! Runs on the publisher thread, from `Connected` to `Down`. It is a pipeline without barriers: batches follow each
-//! other on one lane in order. An outcome is reported as soon as it is certain, or, if the worker lets confirms wait,
+//! other on one channel in order. An outcome is reported as soon as it is certain, or, if the worker lets confirms wait,
 //! with some others or a moment later.
 
 use super::attempts::Numbered;
 use super::endpoints::{Endpoints, Opened, Successor};
-use super::link::{Broken, CAUSE_LIMIT, Connection, Connector, Lane, LaneEvent, Terms, Wait, Wire};
+use super::link::{Broken, CAUSE_LIMIT, ChannelEvent, Connection, Connector, PublishChannel, Terms, Wait, Wire};
 use super::unconfirmed::{ConfirmWatchdog, Phase, Stall};
 use crate::down::{DownReason, Fault, NO_ANSWER};
 use crate::event::{Answered, ConnectionState};
@@ -30,10 +30,10 @@ const ENDED: &str = "the connection has ended";
 /// Why the publish loop is over, other than by a stop request.
 pub(crate) enum PublishLoopEnd<C: Connector> {
     Connection(ConnectionEnd<C>),
-    /// The lane is replaced, and the connection kept: the peer refused a message, or it answers but does not confirm
+    /// The channel is replaced, and the connection kept: the peer refused a message, or it answers but does not confirm
     /// what it received. Then unconfirmed messages are lost, so the worker sends them again. `waiting` is to be sent
     /// next, after the `rest`.
-    Lane {
+    Channel {
         waiting: VecDeque<Publication>,
         rest: Option<Duration>,
     },
@@ -52,7 +52,7 @@ pub(crate) enum ConnectionEnd<C: Connector> {
     },
 }
 
-/// Serves until a stop request, a failure of the connection, or the end of a lane that is given up. `waiting` goes
+/// Serves until a stop request, a failure of the connection, or the end of a channel that is given up. `waiting` goes
 /// first. At its end every message that it took has its outcome, or is returned.
 pub(crate) async fn serve<C: Connector>(
     opened: &mut Opened<C>,
@@ -66,7 +66,7 @@ pub(crate) async fn serve<C: Connector>(
     let address = opened.address;
     let mut ended = pin!(opened.wire.ended());
     let mut elsewhere: Option<Pin<Box<dyn Future<Output = bool> + '_>>> = None;
-    let mut publish_loop = PublishLoop::new(opened.connection.lane(), &endpoints.terms, watchdog, waiting);
+    let mut publish_loop = PublishLoop::new(opened.connection.channel(), &endpoints.terms, watchdog, waiting);
     loop {
         publish_loop.fill(intake);
         publish_loop.take(intake);
@@ -79,7 +79,7 @@ pub(crate) async fn serve<C: Connector>(
             break;
         }
         if publish_loop.watchdog.wants_probe() {
-            publish_loop.lane.probe();
+            publish_loop.channel.probe();
         }
         let is_open = publish_loop.is_open();
         if publish_loop.watchdog.wants_probe_elsewhere(Instant::now()) && elsewhere.is_none() && !publish_loop.stops() {
@@ -95,7 +95,7 @@ pub(crate) async fn serve<C: Connector>(
         tokio::select! {
             biased;
             () = &mut ended => publish_loop.break_off(0, Fault::new(DownReason::CLOSED, ENDED)),
-            event = publish_loop.lane.event() => publish_loop.on_event(event, intake),
+            event = publish_loop.channel.event() => publish_loop.on_event(event, intake),
             () = publish_loop.alarm.rings() => publish_loop.look(),
             has_answered = finished(&mut elsewhere) => {
                 elsewhere = None;
@@ -108,7 +108,7 @@ pub(crate) async fn serve<C: Connector>(
             },
             () = place.ends(), if is_idle => return Ok(PublishLoopEnd::Connection(ConnectionEnd::Idle)),
             () = successor.opens(), if !publish_loop.stops() => {}
-            () = publish_loop.lane.answers(wait) => {}
+            () = publish_loop.channel.answers(wait) => {}
         }
     }
     let mut fault = publish_loop.cause(intake).await;
@@ -187,7 +187,7 @@ struct OpenMessage {
 }
 
 struct PublishLoop<'a, L> {
-    lane: L,
+    channel: L,
     terms: &'a Terms,
     limits: TransferLimits,
     course: Course,
@@ -210,8 +210,8 @@ struct PublishLoop<'a, L> {
     broken: Option<Broken>,
 }
 
-impl<'a, L: Lane> PublishLoop<'a, L> {
-    fn new(lane: L, terms: &'a Terms, watchdog: &'a mut ConfirmWatchdog, waiting: VecDeque<Publication>) -> Self {
+impl<'a, L: PublishChannel> PublishLoop<'a, L> {
+    fn new(channel: L, terms: &'a Terms, watchdog: &'a mut ConfirmWatchdog, waiting: VecDeque<Publication>) -> Self {
         Self {
             terms,
             limits: TransferLimits {
@@ -223,14 +223,14 @@ impl<'a, L: Lane> PublishLoop<'a, L> {
             open: Numbered::default(),
             open_bytes: 0,
             answered: Vec::new(),
-            taken: lane.progress().taken,
+            taken: channel.progress().taken,
             looked_at: Instant::now(),
             has_unsent: false,
-            is_blocked: lane.is_blocked(),
+            is_blocked: channel.is_blocked(),
             alarm: Alarm::new(),
             watchdog,
             broken: None,
-            lane,
+            channel,
         }
     }
 
@@ -268,7 +268,7 @@ impl<'a, L: Lane> PublishLoop<'a, L> {
             && !self.watchdog.pauses_publishing()
             && self.open.len() < self.terms.window
             && self.open_bytes < WINDOW_BYTES_MAX
-            && self.lane.has_room()
+            && self.channel.has_room()
     }
 
     /// Whether there is nothing to do, and nothing to wait for.
@@ -303,10 +303,10 @@ impl<'a, L: Lane> PublishLoop<'a, L> {
             self.give_up_open("the broker answered but did not confirm the message", alone, intake);
             intake.send_outcomes();
             let (waiting, rest) = (VecDeque::new(), None);
-            return Some(PublishLoopEnd::Lane { waiting, rest });
+            return Some(PublishLoopEnd::Channel { waiting, rest });
         }
         let is_renewed = self.watchdog.wants_channel() && self.open.is_empty();
-        is_renewed.then(|| PublishLoopEnd::Lane {
+        is_renewed.then(|| PublishLoopEnd::Channel {
             waiting: std::mem::take(&mut self.waiting),
             rest: self.watchdog.renews_channel(Instant::now()),
         })
@@ -335,7 +335,7 @@ impl<'a, L: Lane> PublishLoop<'a, L> {
     fn send(&mut self, publication: Publication, intake: &mut Intake<'_>) {
         let (handle, body_bytes) = (publication.handle, publication.body.len());
         let address = publication.address.clone();
-        if let Err(reason) = self.lane.send(self.open.next(), publication) {
+        if let Err(reason) = self.channel.send(self.open.next(), publication) {
             return intake.answer(Answered::now(handle, Outcome::Refused { reason }));
         }
         self.open.push(OpenMessage {
@@ -363,7 +363,7 @@ impl<'a, L: Lane> PublishLoop<'a, L> {
 
     /// Takes every outcome that is known so far.
     fn take(&mut self, intake: &mut Intake<'_>) {
-        let taken = self.lane.take(&mut self.answered);
+        let taken = self.channel.take(&mut self.answered);
         if let Some(Broken { rank, fault }) = taken.broken {
             self.break_off(rank, fault);
         }
@@ -396,7 +396,7 @@ impl<'a, L: Lane> PublishLoop<'a, L> {
         if !self.has_unsent || now < self.next_look() {
             return;
         }
-        let progress = self.lane.progress();
+        let progress = self.channel.progress();
         let taken = progress.taken.max(self.taken);
         let more = taken - std::mem::replace(&mut self.taken, taken);
         let unwritten_from = self.open.next() - progress.unwritten as u64;
@@ -496,23 +496,23 @@ impl<'a, L: Lane> PublishLoop<'a, L> {
         false
     }
 
-    fn on_event(&mut self, event: LaneEvent, intake: &Intake<'_>) {
+    fn on_event(&mut self, event: ChannelEvent, intake: &Intake<'_>) {
         match event {
-            LaneEvent::Blocked(reason) => {
+            ChannelEvent::Blocked(reason) => {
                 self.is_blocked = true;
                 intake.report_state(ConnectionState::Blocked { reason });
             }
-            LaneEvent::Unblocked => {
+            ChannelEvent::Unblocked => {
                 self.is_blocked = false;
                 let now = Instant::now().into_std();
                 self.open.iter_mut().for_each(|(_, open)| open.transfer.resume(now));
                 intake.report_state(ConnectionState::Connected);
             }
-            LaneEvent::Alive => {
+            ChannelEvent::Alive => {
                 self.watchdog.answered(Instant::now());
                 self.alarm.unset();
             }
-            LaneEvent::Broken(Broken { rank, fault }) => self.break_off(rank, fault),
+            ChannelEvent::Broken(Broken { rank, fault }) => self.break_off(rank, fault),
         }
     }
 
@@ -588,8 +588,8 @@ impl<'a, L: Lane> PublishLoop<'a, L> {
     async fn cause(&mut self, intake: &mut Intake<'_>) -> Fault {
         let until = Instant::now() + CAUSE_LIMIT;
         while self.ends_at().is_none() && self.broken.as_ref().is_some_and(|broken| broken.rank == 0) {
-            match timeout_at(until, self.lane.event()).await {
-                Ok(LaneEvent::Broken(Broken { rank, fault })) => self.break_off(rank, fault),
+            match timeout_at(until, self.channel.event()).await {
+                Ok(ChannelEvent::Broken(Broken { rank, fault })) => self.break_off(rank, fault),
                 Ok(_) => {}
                 Err(_) => break,
             }
@@ -606,7 +606,9 @@ impl<'a, L: Lane> PublishLoop<'a, L> {
         let is_ended_here = self.ends_at().is_some() || self.terms.deadline.has_passed();
         let alone = self.open.len() == 1 && !is_ended_here;
         for open in self.open.take_all() {
-            let refused = self.lane.refusal(&fault.finding.detail, &open.address, open.body_bytes);
+            let refused = self
+                .channel
+                .refusal(&fault.finding.detail, &open.address, open.body_bytes);
             match refused {
                 Some(reason) => intake.answer(Answered::now(open.handle, Outcome::Refused { reason })),
                 None => intake.fail(Answered::none(open.handle, &reason, alone)),

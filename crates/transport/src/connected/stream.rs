@@ -1,10 +1,10 @@
-//! A lane for a kind whose protocol is its own code: over one TCP connection, without a thread. The kind says how a message
-//! is written and how answers are read.
+//! The channel of a kind whose protocol is its own code: over one TCP connection, without a thread. The kind says how a
+//! message is written and how answers are read.
 //!
 //! Runs on the publisher thread.
 
 use super::dial::dial;
-use super::link::{Broken, Connection, Connector, Lane, LaneEvent, Limit, Progress, Taken, Wait, Wire};
+use super::link::{Broken, ChannelEvent, Connection, Connector, Limit, Progress, PublishChannel, Taken, Wait, Wire};
 use crate::down::{DownReason, Fault};
 use crate::transfer::unacknowledged;
 use crate::url::Endpoint;
@@ -29,8 +29,8 @@ pub(crate) trait Protocol: Clone + Send + 'static {
     /// Writes a message. Err: it can never be sent.
     fn write(&self, number: u64, message: Publication, output: &mut Vec<u8>) -> Result<(), String>;
 
-    /// Writes a request that every peer of this kind answers, in the order of what it has received. The first one shows that
-    /// the peer is of this kind.
+    /// Writes a request that every peer of this kind answers, in the order of what it has received. The first one shows
+    /// that the peer is of this kind.
     fn write_probe(&self, output: &mut Vec<u8>);
 
     /// Reads the first thing in the input: its length, and what it is. None = it is not complete.
@@ -40,7 +40,7 @@ pub(crate) trait Protocol: Clone + Send + 'static {
 /// What a peer says.
 pub(crate) enum Received {
     Answer(u64, Outcome),
-    Event(LaneEvent),
+    Event(ChannelEvent),
 }
 
 /// Connects to peers that speak a protocol.
@@ -67,7 +67,7 @@ impl<P: Protocol> Connector for Streamed<P> {
         let mut first = connection.begin();
         first.probe();
         match timeout_at(limit.until, first.event()).await {
-            Ok(LaneEvent::Broken(broken)) => Err(broken.fault),
+            Ok(ChannelEvent::Broken(broken)) => Err(broken.fault),
             Ok(_) => Ok(connection),
             Err(_) => Err(Fault::new(
                 DownReason::TIMEOUT,
@@ -87,7 +87,7 @@ impl<P: Protocol> Connector for Streamed<P> {
 pub(crate) struct StreamWire(Rc<TcpStream>);
 
 impl Wire for StreamWire {
-    /// Its lane reads the end.
+    /// Its channel reads the end.
     async fn ended(&mut self) {
         pending().await
     }
@@ -104,8 +104,8 @@ pub(crate) struct StreamConnection<P> {
 }
 
 impl<P: Protocol> StreamConnection<P> {
-    fn begin(&self) -> StreamLane<P> {
-        StreamLane {
+    fn begin(&self) -> StreamChannel<P> {
+        StreamChannel {
             protocol: self.protocol.clone(),
             stream: Rc::clone(&self.stream),
             state: RefCell::default(),
@@ -116,7 +116,7 @@ impl<P: Protocol> StreamConnection<P> {
 impl<P: Protocol> Connection for StreamConnection<P> {
     type Wire = StreamWire;
 
-    fn lane(&self) -> impl Lane {
+    fn channel(&self) -> impl PublishChannel {
         self.begin()
     }
 
@@ -130,7 +130,7 @@ impl<P: Protocol> Connection for StreamConnection<P> {
     async fn close(&self, _wire: &mut StreamWire, _limit: Duration) {}
 }
 
-struct StreamLane<P> {
+struct StreamChannel<P> {
     protocol: P,
     stream: Rc<TcpStream>,
     state: RefCell<StreamState>,
@@ -143,7 +143,7 @@ struct StreamState {
     written: u64,
     input: Vec<u8>,
     answers: Vec<(u64, Outcome)>,
-    events: VecDeque<LaneEvent>,
+    events: VecDeque<ChannelEvent>,
     is_probing: bool,
 }
 
@@ -176,7 +176,7 @@ impl StreamState {
             match received {
                 Received::Answer(number, outcome) => self.answers.push((number, outcome)),
                 Received::Event(event) => {
-                    self.is_probing &= !matches!(event, LaneEvent::Alive);
+                    self.is_probing &= !matches!(event, ChannelEvent::Alive);
                     self.events.push_back(event);
                 }
             }
@@ -186,7 +186,7 @@ impl StreamState {
     }
 }
 
-impl<P: Protocol> StreamLane<P> {
+impl<P: Protocol> StreamChannel<P> {
     /// Completes once there is an answer, or an event.
     fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.state.borrow_mut();
@@ -194,7 +194,7 @@ impl<P: Protocol> StreamLane<P> {
             if state.events.is_empty()
                 && let Err(fault) = state.transfer(&self.protocol, &self.stream)
             {
-                state.events.push_back(LaneEvent::Broken(Broken { rank: 1, fault }));
+                state.events.push_back(ChannelEvent::Broken(Broken { rank: 1, fault }));
             }
             if !state.events.is_empty() || !state.answers.is_empty() {
                 return Poll::Ready(());
@@ -208,7 +208,7 @@ impl<P: Protocol> StreamLane<P> {
     }
 }
 
-impl<P: Protocol> Lane for StreamLane<P> {
+impl<P: Protocol> PublishChannel for StreamChannel<P> {
     fn send(&mut self, number: u64, message: Publication) -> Result<(), String> {
         self.protocol.write(number, message, &mut self.state.get_mut().output)
     }
@@ -233,7 +233,7 @@ impl<P: Protocol> Lane for StreamLane<P> {
         }
     }
 
-    async fn event(&self) -> LaneEvent {
+    async fn event(&self) -> ChannelEvent {
         poll_fn(|cx| {
             let _ = self.poll(cx);
             let event = self.state.borrow_mut().events.pop_front();

@@ -7,7 +7,7 @@
 //! | | `stop WHY`, and later `go`: the listener takes no messages in between |
 //! | `?` | `!` |
 
-use crate::connected::{LaneEvent, Protocol, Received, Streamed, Terms, keep_connected};
+use crate::connected::{ChannelEvent, Protocol, Received, Streamed, Terms, keep_connected};
 use crate::down::{DownReason, Fault};
 use crate::intake::Intake;
 use crate::kind::{Kind, Peer, Target};
@@ -136,9 +136,9 @@ impl Protocol for Lines {
         let received = match (word, number.parse()) {
             ("ok", Ok(number)) => Received::Answer(number, Outcome::Confirmed),
             ("no", Ok(number)) => Received::Answer(number, Outcome::Refused { reason: why.to_owned() }),
-            ("stop", _) => Received::Event(LaneEvent::Blocked(rest.to_owned())),
-            ("go", _) => Received::Event(LaneEvent::Unblocked),
-            ("!", _) => Received::Event(LaneEvent::Alive),
+            ("stop", _) => Received::Event(ChannelEvent::Blocked(rest.to_owned())),
+            ("go", _) => Received::Event(ChannelEvent::Unblocked),
+            ("!", _) => Received::Event(ChannelEvent::Alive),
             _ => {
                 return Err(Fault::new(
                     DownReason::PROTOCOL,

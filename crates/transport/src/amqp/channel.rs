@@ -1,4 +1,4 @@
-//! A channel of lapin as a lane: publishes, confirms, returns and events.
+//! The [`PublishChannel`] of AMQP, over a channel of lapin: publishes, confirms, returns and events.
 //!
 //! Runs on the publisher thread; lapin's thread wakes it.
 
@@ -8,7 +8,9 @@ use super::findings::EXCHANGE_MISMATCH;
 use super::guard::SocketHandle;
 use super::returns::{ConfirmAnswer, ReturnedMessage, Returns};
 use super::sendable::Sendable;
-use crate::connected::{Attempts, Broken, Connection, Lane, LaneEvent, Limit, Progress, Taken, Wait, Wire};
+use crate::connected::{
+    Attempts, Broken, ChannelEvent, Connection, Limit, Progress, PublishChannel, Taken, Wait, Wire,
+};
 use crate::down::{DownReason, Fault};
 use crate::{Outcome, Publication};
 use futures_util::{Stream, StreamExt};
@@ -36,7 +38,7 @@ const CHECK_AFTER: Duration = Duration::from_millis(2);
 /// The result that lapin has for the message with this number.
 type LapinAnswer = (u64, lapin::Result<Confirmation>);
 
-pub(crate) struct ChannelLane<'a, W> {
+pub(crate) struct LapinChannel<'a, W> {
     link: &'a Link,
     config: &'a AmqpConfig,
     /// Writes a message: [`write`], whose future has no name.
@@ -77,8 +79,8 @@ impl Check {
 impl Connection for Link {
     type Wire = SocketHandle;
 
-    fn lane(&self) -> impl Lane {
-        ChannelLane::new(self, write)
+    fn channel(&self) -> impl PublishChannel {
+        LapinChannel::new(self, write)
     }
 
     /// Replaces the channel that messages are published on. The old channel is closed first: the broker then drops what
@@ -104,7 +106,7 @@ impl Connection for Link {
     }
 }
 
-impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelLane<'a, W> {
+impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> LapinChannel<'a, W> {
     fn new(link: &'a Link, write: fn(&'a Channel, Sendable) -> W) -> Self {
         Self {
             link,
@@ -133,12 +135,12 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelLane<'a, W>
         }
     }
 
-    fn poll_event(&self, cx: &mut Context<'_>) -> Poll<LaneEvent> {
+    fn poll_event(&self, cx: &mut Context<'_>) -> Poll<ChannelEvent> {
         while let Poll::Ready(Some(event)) = self.events.borrow_mut().poll_next_unpin(cx) {
             return Poll::Ready(match event {
-                LapinEvent::ConnectionBlocked(reason) => LaneEvent::Blocked(reason),
-                LapinEvent::ConnectionUnblocked => LaneEvent::Unblocked,
-                LapinEvent::Error(error) => LaneEvent::Broken(broken(&error)),
+                LapinEvent::ConnectionBlocked(reason) => ChannelEvent::Blocked(reason),
+                LapinEvent::ConnectionUnblocked => ChannelEvent::Unblocked,
+                LapinEvent::Error(error) => ChannelEvent::Broken(broken(&error)),
                 _ => continue,
             });
         }
@@ -147,14 +149,14 @@ impl<'a, W: Future<Output = lapin::Result<PublisherConfirm>>> ChannelLane<'a, W>
         match answered {
             Poll::Ready(answered) => {
                 *probe = None;
-                answered.map_or(Poll::Pending, |()| Poll::Ready(LaneEvent::Alive))
+                answered.map_or(Poll::Pending, |()| Poll::Ready(ChannelEvent::Alive))
             }
             Poll::Pending => Poll::Pending,
         }
     }
 }
 
-impl<W: Future<Output = lapin::Result<PublisherConfirm>>> Lane for ChannelLane<'_, W> {
+impl<W: Future<Output = lapin::Result<PublisherConfirm>>> PublishChannel for LapinChannel<'_, W> {
     /// Its first poll, right here, puts the frames into lapin's buffer, which keeps the order. Awaiting each write instead
     /// would take four times the CPU, because each message would need a thread round trip (lapin's
     /// `send_method_frame_with_body`).
@@ -226,7 +228,7 @@ impl<W: Future<Output = lapin::Result<PublisherConfirm>>> Lane for ChannelLane<'
         .await;
     }
 
-    async fn event(&self) -> LaneEvent {
+    async fn event(&self) -> ChannelEvent {
         poll_fn(|cx| self.poll_event(cx)).await
     }
 
