@@ -223,9 +223,9 @@ fn define_options() {
 }
 
 /// The settings as the server has them now.
-struct Known;
+struct CurrentSettings;
 
-impl KnownSettings for Known {
+impl KnownSettings for CurrentSettings {
     fn text(&self, name: &str) -> String {
         guc::value(&format!("outbox.{name}"))
     }
@@ -255,7 +255,7 @@ impl Settings {
     pub fn snapshot() -> Self {
         let lease_ttl_s = LEASE_TTL.get();
         Self {
-            worker: checked(WorkerSettings::read(&Known, own_options())),
+            worker: checked(WorkerSettings::read(&CurrentSettings, own_options())),
             lease_ttl_s,
             heartbeat_ttl_s: HEARTBEAT_TTL.get().max(lease_ttl_s),
             claim_ttl_s: CLAIM_TTL.get(),
@@ -293,12 +293,12 @@ fn checked<T>(read: Result<T, String>) -> T {
 
 /// The standbys that must have a commit before its message is sent; None = the primary alone.
 pub fn standbys() -> Option<Standbys> {
-    checked(awaited_standbys(&Known))
+    checked(awaited_standbys(&CurrentSettings))
 }
 
 /// The default destination, and the defaults of other destinations.
 pub fn default_target() -> Target {
-    checked(outbox_worker::default_target(&Known, own_options()))
+    checked(outbox_worker::default_target(&CurrentSettings, own_options()))
 }
 
 /// Enqueued messages may reach their worker through shared memory.

@@ -1,7 +1,7 @@
 //! The checks of settings that are texts. Core calls them when an operator sets one, and at each start of a session.
 
 use super::options;
-use crate::pg::guc::{CheckHook, Refused, check_hook};
+use crate::pg::guc::{CheckHook, RefusedSetting, check_hook};
 use outbox_core::envelope;
 use outbox_core::standbys;
 use outbox_transport::AllowList;
@@ -19,8 +19,8 @@ check_hook!(correlation_id_hook, check_correlation_id);
 check_hook!(metadata_hook, check_metadata);
 check_hook!(headers_hook, check_headers);
 
-fn refused(message: impl Into<String>, hint: impl Into<String>) -> Result<(), Refused> {
-    Err(Refused {
+fn refused(message: impl Into<String>, hint: impl Into<String>) -> Result<(), RefusedSetting> {
+    Err(RefusedSetting {
         message: message.into(),
         hint: hint.into(),
     })
@@ -40,19 +40,19 @@ option_hooks! {
 }
 
 /// The value itself is not repeated: it may contain a password.
-fn check_option(place: usize, value: &str) -> Result<(), Refused> {
+fn check_option(place: usize, value: &str) -> Result<(), RefusedSetting> {
     let Some(setting) = options().nth(place) else {
         return Ok(());
     };
     let name = setting.name.to_str().unwrap_or_default();
     let checked = setting.check(Kind::of_settings(), value);
-    checked.map_err(|(why, hint)| Refused {
+    checked.map_err(|(why, hint)| RefusedSetting {
         message: format!("{name} is refused: {why}"),
         hint,
     })
 }
 
-fn check_http_allow(list: &str) -> Result<(), Refused> {
+fn check_http_allow(list: &str) -> Result<(), RefusedSetting> {
     match AllowList::parse(list) {
         Ok(_) => Ok(()),
         Err(error) => refused(
@@ -62,7 +62,7 @@ fn check_http_allow(list: &str) -> Result<(), Refused> {
     }
 }
 
-fn check_standby_names(list: &str) -> Result<(), Refused> {
+fn check_standby_names(list: &str) -> Result<(), RefusedSetting> {
     match standbys::names(list) {
         Ok(_) => Ok(()),
         Err(error) => refused(
@@ -72,7 +72,7 @@ fn check_standby_names(list: &str) -> Result<(), Refused> {
     }
 }
 
-fn check_worker_role(name: &str) -> Result<(), Refused> {
+fn check_worker_role(name: &str) -> Result<(), RefusedSetting> {
     if !name.is_empty() && name.len() < 64 {
         return Ok(());
     }
@@ -82,16 +82,16 @@ fn check_worker_role(name: &str) -> Result<(), Refused> {
     )
 }
 
-fn check_correlation_id(id: &str) -> Result<(), Refused> {
+fn check_correlation_id(id: &str) -> Result<(), RefusedSetting> {
     refused_if_not("outbox.correlation_id", id, envelope::check_short("correlation id", id))
 }
 
-fn check_actor(actor: &str) -> Result<(), Refused> {
+fn check_actor(actor: &str) -> Result<(), RefusedSetting> {
     check_length("outbox.actor", actor)
 }
 
 /// It is copied for each event, and an allocation that fails aborts the process.
-fn check_length(name: &str, value: &str) -> Result<(), Refused> {
+fn check_length(name: &str, value: &str) -> Result<(), RefusedSetting> {
     match value.len() <= SESSION_TEXT_MAX {
         true => Ok(()),
         false => refused(
@@ -104,18 +104,18 @@ fn check_length(name: &str, value: &str) -> Result<(), Refused> {
     }
 }
 
-fn check_metadata(json: &str) -> Result<(), Refused> {
+fn check_metadata(json: &str) -> Result<(), RefusedSetting> {
     check_length("outbox.metadata", json)?;
     refused_if_not("outbox.metadata", json, envelope::check_metadata(json))
 }
 
-fn check_headers(json: &str) -> Result<(), Refused> {
+fn check_headers(json: &str) -> Result<(), RefusedSetting> {
     check_length("outbox.headers", json)?;
     refused_if_not("outbox.headers", json, envelope::check_headers(json, forms()))
 }
 
 /// An empty value means none, so it is never checked.
-fn refused_if_not(name: &str, value: &str, checked: Result<(), envelope::Refusal>) -> Result<(), Refused> {
+fn refused_if_not(name: &str, value: &str, checked: Result<(), envelope::Refusal>) -> Result<(), RefusedSetting> {
     match checked {
         Err(refusal) if !value.is_empty() => refused(format!("{name} is refused: {}", refusal.message), refusal.hint),
         _ => Ok(()),

@@ -7,7 +7,7 @@ use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, pg_sys};
 use std::ffi::{CStr, c_char, c_void};
 
 /// The message and hint for a refused value.
-pub struct Refused {
+pub struct RefusedSetting {
     pub message: String,
     pub hint: String,
 }
@@ -46,7 +46,7 @@ pub fn value(name: &str) -> String {
 
 /// # Safety
 /// `value` is what core passes to a string check hook.
-pub unsafe fn check(value: *mut *mut c_char, check: fn(&str) -> Result<(), Refused>) -> bool {
+pub unsafe fn check(value: *mut *mut c_char, check: fn(&str) -> Result<(), RefusedSetting>) -> bool {
     // SAFETY: as promised by the caller.
     let text = unsafe {
         if value.is_null() || (*value).is_null() {

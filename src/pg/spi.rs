@@ -9,7 +9,7 @@
 
 use super::array;
 use super::scan::{row_id, tid};
-use super::table::{Kind, Value};
+use super::table::{ColumnType, ColumnValue};
 use super::text::{self, Unreadable};
 use super::{guc, major, xact};
 use outbox_core::engine::RowId;
@@ -477,14 +477,14 @@ impl<'a> Param<'a> {
     }
 
     /// A value of this type.
-    pub fn of_column(value: Value<'a>, kind: Kind) -> Self {
-        let datum = (!matches!(value, Value::Null)).then(|| value.datum());
+    pub fn of_column(value: ColumnValue<'a>, kind: ColumnType) -> Self {
+        let datum = (!matches!(value, ColumnValue::Null)).then(|| value.datum());
         Self::of(datum, kind.oid())
     }
 
     /// An array of values of this type.
-    pub fn array(values: impl Iterator<Item = Value<'a>>, kind: Kind) -> Self {
-        let elements = values.map(|value| (!matches!(value, Value::Null)).then(|| value.datum()));
+    pub fn array(values: impl Iterator<Item = ColumnValue<'a>>, kind: ColumnType) -> Self {
+        let elements = values.map(|value| (!matches!(value, ColumnValue::Null)).then(|| value.datum()));
         Self::of(Some(array::of_datums(elements, kind.oid())), kind.array_oid())
     }
 

@@ -30,7 +30,7 @@ pub struct Layout {
 
 pub struct Column {
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: ColumnType,
     pub not_null: bool,
     pub filled: Filled,
 }
@@ -75,7 +75,7 @@ impl Column {
         match &self.filled {
             Filled::Given(default) => *default,
             Filled::Generated(text) => Some(text),
-            Filled::Zero if matches!(self.kind, Kind::Bool) => Some("false"),
+            Filled::Zero if matches!(self.kind, ColumnType::Bool) => Some("false"),
             Filled::Zero => Some("0"),
             Filled::Now => Some("now()"),
             Filled::Identity | Filled::Null => None,
@@ -97,10 +97,10 @@ impl Layout {
 pub struct Table {
     relation: pg_sys::Relation,
     /// Set by [`is`](Self::is). It stays when the server processes invalidations.
-    known: OnceCell<Rc<Known>>,
+    known: OnceCell<Rc<KnownLayout>>,
 }
 
-struct Known {
+struct KnownLayout {
     /// Whether a write needs nothing that the executor does besides.
     is_plain: bool,
     /// The index of each column in a row, and how it is filled. Dropped columns are in between.
@@ -111,7 +111,7 @@ struct Known {
 
 /// The type of a column.
 #[derive(Clone, Copy)]
-pub enum Kind {
+pub enum ColumnType {
     Bool,
     Int2,
     Int4,
@@ -124,7 +124,7 @@ pub enum Kind {
 
 /// A value of such a column.
 #[derive(Clone, Copy)]
-pub enum Value<'a> {
+pub enum ColumnValue<'a> {
     Null,
     /// A value that [`Row::same`] returned for a column of this type.
     Same(pg_sys::Datum),
@@ -156,7 +156,7 @@ const ROWS_AT_ONCE: usize = 250;
 
 thread_local! {
     /// The tables that had their layout at the last check.
-    static KNOWN: RefCell<HashMap<u32, Option<Rc<Known>>>> = RefCell::default();
+    static KNOWN: RefCell<HashMap<u32, Option<Rc<KnownLayout>>>> = RefCell::default();
     /// Whether a known table has changed since then, or an unknown one.
     static STALE: Cell<bool> = const { Cell::new(false) };
     static WATCHED: Cell<[u32; 4]> = const { Cell::new([0; 4]) };
@@ -242,7 +242,7 @@ impl Table {
         self.check(layout).is_some()
     }
 
-    fn check(&self, layout: &Layout) -> Option<&Known> {
+    fn check(&self, layout: &Layout) -> Option<&KnownLayout> {
         let oid = self.oid();
         watch(oid);
         if STALE.take() {
@@ -257,7 +257,7 @@ impl Table {
         self.found(known)
     }
 
-    fn found(&self, known: Option<Rc<Known>>) -> Option<&Known> {
+    fn found(&self, known: Option<Rc<KnownLayout>>) -> Option<&KnownLayout> {
         known.map(|known| &**self.known.get_or_init(|| known))
     }
 
@@ -346,7 +346,7 @@ impl Table {
     }
 
     /// None: there is another column, or one differs from the layout.
-    fn read_catalog(&self, layout: &Layout) -> Option<Known> {
+    fn read_catalog(&self, layout: &Layout) -> Option<KnownLayout> {
         // SAFETY: the relation is open; the descriptor has as many columns and defaults as it says.
         unsafe {
             let descriptor = &*(*self.relation).rd_att;
@@ -358,7 +358,7 @@ impl Table {
                 let default = defaults.iter().find(|default| default.adnum == number);
                 default.map(|default| self.in_words(default.adbin))
             };
-            let mut known = Known {
+            let mut known = KnownLayout {
                 is_plain: self.is_plain(layout),
                 columns: Vec::with_capacity(layout.columns.len()),
                 sequence: 0,
@@ -413,7 +413,7 @@ impl Table {
     /// Writes a row with its index entries: the values of the columns that have no default, in their order.
     /// [`is`](Self::is) must be true for the table, and the row must meet its check constraints. Later commands of the
     /// transaction see the row.
-    pub fn insert(&self, row: &[Value]) -> RowId {
+    pub fn insert(&self, row: &[ColumnValue]) -> RowId {
         let NewRow(tuple) = self.form(row);
         // SAFETY: a row of this table: see `is`. Core uses the function for its catalogs. It skips only features that
         // this table does not have.
@@ -429,7 +429,7 @@ impl Table {
     /// Writes a row as [`insert`](Self::insert) does, but not if a unique index has its key: None. So does INSERT … ON
     /// CONFLICT DO NOTHING (ExecInsert in nodeModifyTable.c), which first looks whether the key is there, and waits for
     /// a transaction that is writing it. Here the caller has looked, and to wait it runs that statement.
-    pub fn insert_new(&self, row: &[Value]) -> Option<RowId> {
+    pub fn insert_new(&self, row: &[ColumnValue]) -> Option<RowId> {
         let NewRow(tuple) = self.form(row);
         // SAFETY: a row of this table: see `is`. The slot has no other owner. After an ERROR the transaction ends, and
         // with it the lock of its speculative insertion.
@@ -453,7 +453,7 @@ impl Table {
     }
 
     /// Makes a row for [`insert_all`](Self::insert_all), under the conditions of [`insert`](Self::insert).
-    pub fn form(&self, row: &[Value]) -> NewRow {
+    pub fn form(&self, row: &[ColumnValue]) -> NewRow {
         // SAFETY: one value for each column, of its type: see `is`.
         unsafe {
             let columns = (*(*self.relation).rd_att).natts as usize;
@@ -463,11 +463,11 @@ impl Table {
                 for (index, filled) in &known.columns {
                     let value = match filled {
                         Filled::Given(_) | Filled::Identity | Filled::Generated(_) => *row.next()?,
-                        Filled::Now => Value::Time(now()),
-                        Filled::Zero => Value::Int8(0),
-                        Filled::Null => Value::Null,
+                        Filled::Now => ColumnValue::Time(now()),
+                        Filled::Zero => ColumnValue::Int8(0),
+                        Filled::Null => ColumnValue::Null,
                     };
-                    nulls[*index] = matches!(value, Value::Null);
+                    nulls[*index] = matches!(value, ColumnValue::Null);
                     values[*index] = value.datum();
                 }
                 Some(())
@@ -585,12 +585,12 @@ impl Table {
         unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| nextval_internal(sequence.into(), false)) }
     }
 
-    fn known<T>(&self, read: impl FnOnce(&Known) -> Option<T>) -> Option<T> {
+    fn known<T>(&self, read: impl FnOnce(&KnownLayout) -> Option<T>) -> Option<T> {
         read(self.known.get()?)
     }
 }
 
-impl Kind {
+impl ColumnType {
     pub fn oid(self) -> pg_sys::Oid {
         match self {
             Self::Bool => pg_sys::BOOLOID,
@@ -610,7 +610,7 @@ impl Kind {
     }
 }
 
-impl<'a> Value<'a> {
+impl<'a> ColumnValue<'a> {
     pub fn text(text: Option<&'a str>) -> Self {
         text.map_or(Self::Null, Self::Text)
     }
@@ -645,8 +645,8 @@ impl<'a> Row<'a> {
     }
 
     /// The value of a column, for a column of the same type in another row that is made before this one is left.
-    pub fn same(&self, column: usize) -> Value<'static> {
-        self.value(column).map_or(Value::Null, Value::Same)
+    pub fn same(&self, column: usize) -> ColumnValue<'static> {
+        self.value(column).map_or(ColumnValue::Null, ColumnValue::Same)
     }
 
     /// Whether a column of that type has this text, which is in the encoding of the database.

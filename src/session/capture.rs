@@ -16,7 +16,7 @@ use crate::session::changes;
 use crate::session::checks;
 use crate::session::store::enqueue::{self as store, Enqueue, Keys};
 use crate::session::store::new_event::{IfExists, NewEvent, Times};
-use crate::session::store::publish::Keyed;
+use crate::session::store::publish::KeyedEvent;
 use crate::session::store::statements::{self, Statements, statements};
 use crate::session::store::written_rows::{self, ReadTable};
 use crate::session::store::{current_source, publish};
@@ -167,7 +167,7 @@ pub fn store(changes: &[RowChange]) -> Result<usize, UserError> {
         for (change, rows) in changes.iter().zip(read.rows) {
             let Some((table, old, new)) = rows else { continue };
             let Some(table) = &read.tables[table] else { continue };
-            let row = |row: Option<written_rows::Row>| row.map(|row| table.row(row)).transpose();
+            let row = |row: Option<written_rows::EvaluatedRow>| row.map(|row| table.row(row)).transpose();
             let (old, new) = (row(old)?, row(new)?);
             let Some(made) = table.change_of(change, old, new)? else {
                 continue;
@@ -190,7 +190,7 @@ pub fn store(changes: &[RowChange]) -> Result<usize, UserError> {
 
 /// An event with its destination.
 struct Addressed {
-    event: Keyed,
+    event: KeyedEvent,
     destination: String,
     statements: &'static Statements,
 }
@@ -268,7 +268,7 @@ impl ReadTable for CapturedTable {
 }
 
 impl CapturedTable {
-    fn row(&self, row: written_rows::Row) -> Result<ChangedRow, UserError> {
+    fn row(&self, row: written_rows::EvaluatedRow) -> Result<ChangedRow, UserError> {
         let (json, id, is_marked) = row;
         let Some(aggregate_id) = id else {
             return Err(UserError::new(

@@ -25,12 +25,12 @@ struct OpenQuery {
 }
 
 /// Stores the events of changes, and returns how many have theirs then: some may be left for the next call.
-type Store = fn(&[RowChange]) -> Result<usize, UserError>;
+type StoreFn = fn(&[RowChange]) -> Result<usize, UserError>;
 
-static STORE: OnceLock<Store> = OnceLock::new();
+static STORE: OnceLock<StoreFn> = OnceLock::new();
 
 /// Called by `_PG_init`.
-pub fn init(store: Store) {
+pub fn init(store: StoreFn) {
     let _ = STORE.set(store);
 }
 

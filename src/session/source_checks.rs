@@ -5,12 +5,12 @@ use crate::error::{self, UserError, invalid};
 use crate::pg::catalog;
 use crate::pg::trigger::Call;
 use crate::session::store::current_source::{self, Relation};
-use crate::store::source::{Mapping, PARTS, PartKind, Source};
+use crate::store::source::{PARTS, PartKind, Source, SourceMapping};
 use pgrx::spi::quote_identifier;
 use pgrx::{PgBuiltInOids, PgSqlErrorCode};
 
 /// outbox_source_set().
-pub fn set(call: Call, oid: Option<u32>, mut mapping: Mapping) -> Result<(), UserError> {
+pub fn set(call: Call, oid: Option<u32>, mut mapping: SourceMapping) -> Result<(), UserError> {
     let checked = || {
         let relation = oid
             .map(current_source::relation)
@@ -124,15 +124,15 @@ fn check_expression(source: &Source, part: &str, kind: PartKind, expression: &st
         )
     })?;
     let is_one_of = |types: &[PgBuiltInOids]| types.iter().any(|oid| oid.value().to_u32() == found);
-    type Is = PgBuiltInOids;
+    type Oids = PgBuiltInOids;
     let hint = match kind {
-        PartKind::Seq if !is_one_of(&[Is::INT2OID, Is::INT4OID, Is::INT8OID, Is::NUMERICOID]) => {
+        PartKind::Seq if !is_one_of(&[Oids::INT2OID, Oids::INT4OID, Oids::INT8OID, Oids::NUMERICOID]) => {
             "It must be an integer above 0: convert it, and create an index on the same expression."
         }
-        PartKind::Time if !is_one_of(&[Is::TIMESTAMPTZOID]) => {
+        PartKind::Time if !is_one_of(&[Oids::TIMESTAMPTZOID]) => {
             "It must be a timestamptz; of a timestamp in UTC it is: created_at at time zone 'UTC'."
         }
-        PartKind::Json if is_one_of(&[Is::TEXTOID, Is::VARCHAROID, Is::BPCHAROID, Is::BYTEAOID]) => {
+        PartKind::Json if is_one_of(&[Oids::TEXTOID, Oids::VARCHAROID, Oids::BPCHAROID, Oids::BYTEAOID]) => {
             "Text that holds JSON: data::json. Any other text: to_jsonb(data)."
         }
         _ => return Ok(()),

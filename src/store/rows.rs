@@ -4,7 +4,7 @@
 //! statements; those of a publish are made of the same columns (`insert`). tests/differential.rs compares the two ways.
 
 use crate::pg::clock::unix_seconds;
-use crate::pg::table::{Column, Filled, Kind, Layout, Row, Value, in_utc};
+use crate::pg::table::{Column, ColumnType, ColumnValue, Filled, Layout, Row, in_utc};
 use crate::pg::text::{self, Unreadable};
 use outbox_core::event::{self, COLUMNS, Event};
 use outbox_core::message::Pointer;
@@ -31,12 +31,12 @@ pub static EVENT: LazyLock<Layout> = LazyLock::new(|| {
     };
     let own = ["(jsonb_typeof(headers) = 'object'::text)", "isfinite(created_at)"];
     Layout {
-        columns: [column("seq", Kind::Int8, true, Filled::Identity)]
+        columns: [column("seq", ColumnType::Int8, true, Filled::Identity)]
             .into_iter()
             .chain(given)
             .chain([
-                column("created_at", Kind::Time, true, Filled::Now),
-                column("body_bytes", Kind::Int4, true, Filled::Generated(body_bytes)),
+                column("created_at", ColumnType::Time, true, Filled::Now),
+                column("body_bytes", ColumnType::Int4, true, Filled::Generated(body_bytes)),
             ])
             .collect(),
         checks: short.map(is_short).chain(own.map(str::to_owned)).collect(),
@@ -47,19 +47,24 @@ pub static EVENT: LazyLock<Layout> = LazyLock::new(|| {
 /// The columns of outbox. A scheduled message goes into outbox_waiting, which has those that are given, too.
 pub static MESSAGE: LazyLock<Layout> = LazyLock::new(|| Layout {
     columns: vec![
-        column("seq", Kind::Int8, true, Filled::Given(None)),
-        column("enqueued_at", Kind::Time, true, Filled::Now),
-        column("claim_token", Kind::Int8, false, Filled::Null),
-        column("claim_until", Kind::Time, false, Filled::Null),
-        column("attempts", Kind::Int4, true, Filled::Zero),
-        column("partition", Kind::Int2, true, Filled::Given(None)),
-        column("crashes", Kind::Int2, true, Filled::Zero),
-        column("replayed", Kind::Bool, true, Filled::Zero),
-        column("destination", Kind::Text, true, Filled::Given(Some("'default'::text"))),
-        column("key", Kind::Text, false, Filled::Given(None)),
-        column("last_error", Kind::Text, false, Filled::Null),
-        column("expires_at", Kind::Time, false, Filled::Given(None)),
-        column("error_code", Kind::Text, false, Filled::Null),
+        column("seq", ColumnType::Int8, true, Filled::Given(None)),
+        column("enqueued_at", ColumnType::Time, true, Filled::Now),
+        column("claim_token", ColumnType::Int8, false, Filled::Null),
+        column("claim_until", ColumnType::Time, false, Filled::Null),
+        column("attempts", ColumnType::Int4, true, Filled::Zero),
+        column("partition", ColumnType::Int2, true, Filled::Given(None)),
+        column("crashes", ColumnType::Int2, true, Filled::Zero),
+        column("replayed", ColumnType::Bool, true, Filled::Zero),
+        column(
+            "destination",
+            ColumnType::Text,
+            true,
+            Filled::Given(Some("'default'::text")),
+        ),
+        column("key", ColumnType::Text, false, Filled::Given(None)),
+        column("last_error", ColumnType::Text, false, Filled::Null),
+        column("expires_at", ColumnType::Time, false, Filled::Given(None)),
+        column("error_code", ColumnType::Text, false, Filled::Null),
     ],
     checks: vec!["(octet_length(key) <= 255)".to_owned()],
     is_partition: false,
@@ -68,17 +73,17 @@ pub static MESSAGE: LazyLock<Layout> = LazyLock::new(|| Layout {
 /// The columns of a partition of outbox_history.
 pub static HISTORY: LazyLock<Layout> = LazyLock::new(|| Layout {
     columns: vec![
-        column("seq", Kind::Int8, true, Filled::Given(None)),
-        column("enqueued_at", Kind::Time, true, Filled::Given(None)),
-        column("published_at", Kind::Time, true, Filled::Given(None)),
-        column("attempts", Kind::Int4, true, Filled::Given(None)),
-        column("partition", Kind::Int2, true, Filled::Given(None)),
-        column("discarded", Kind::Bool, true, Filled::Zero),
-        column("replayed", Kind::Bool, true, Filled::Given(Some("false"))),
-        column("destination", Kind::Text, true, Filled::Given(None)),
-        column("key", Kind::Text, false, Filled::Given(None)),
-        column("last_error", Kind::Text, false, Filled::Given(None)),
-        column("error_code", Kind::Text, false, Filled::Given(None)),
+        column("seq", ColumnType::Int8, true, Filled::Given(None)),
+        column("enqueued_at", ColumnType::Time, true, Filled::Given(None)),
+        column("published_at", ColumnType::Time, true, Filled::Given(None)),
+        column("attempts", ColumnType::Int4, true, Filled::Given(None)),
+        column("partition", ColumnType::Int2, true, Filled::Given(None)),
+        column("discarded", ColumnType::Bool, true, Filled::Zero),
+        column("replayed", ColumnType::Bool, true, Filled::Given(Some("false"))),
+        column("destination", ColumnType::Text, true, Filled::Given(None)),
+        column("key", ColumnType::Text, false, Filled::Given(None)),
+        column("last_error", ColumnType::Text, false, Filled::Given(None)),
+        column("error_code", ColumnType::Text, false, Filled::Given(None)),
     ],
     checks: Vec::new(),
     is_partition: true,
@@ -147,7 +152,7 @@ impl event::EventRow for StoredEvent<'_> {
 
 /// The history of a message that was published at this time, from its row in outbox, which has the columns of
 /// [`MESSAGE`].
-pub fn published<'a>(row: &Row, at: i64) -> [Value<'a>; 10] {
+pub fn published<'a>(row: &Row, at: i64) -> [ColumnValue<'a>; 10] {
     let attempts = row.int4(5).unwrap_or_default().saturating_add(1);
     let [
         seq,
@@ -159,7 +164,7 @@ pub fn published<'a>(row: &Row, at: i64) -> [Value<'a>; 10] {
         last_error,
         error_code,
     ] = [1, 2, 6, 8, 9, 10, 11, 13].map(|column| row.same(column));
-    let (published_at, attempts) = (Value::Time(at), Value::Int4(attempts));
+    let (published_at, attempts) = (ColumnValue::Time(at), ColumnValue::Int4(attempts));
     [
         seq,
         enqueued_at,
@@ -174,7 +179,7 @@ pub fn published<'a>(row: &Row, at: i64) -> [Value<'a>; 10] {
     ]
 }
 
-fn column(name: &'static str, kind: Kind, not_null: bool, filled: Filled) -> Column {
+fn column(name: &'static str, kind: ColumnType, not_null: bool, filled: Filled) -> Column {
     Column {
         name,
         kind,
@@ -190,20 +195,20 @@ pub fn message<'a>(
     destination: &'a str,
     key: Option<&'a str>,
     expires_at: Option<i64>,
-) -> [Value<'a>; 5] {
+) -> [ColumnValue<'a>; 5] {
     [
-        Value::Int8(seq),
-        Value::Int2(partition),
-        Value::Text(destination),
-        Value::text(key),
-        expires_at.map_or(Value::Null, Value::Time),
+        ColumnValue::Int8(seq),
+        ColumnValue::Int2(partition),
+        ColumnValue::Text(destination),
+        ColumnValue::text(key),
+        expires_at.map_or(ColumnValue::Null, ColumnValue::Time),
     ]
 }
 
-fn type_of(column: event::EventColumn) -> Kind {
+fn type_of(column: event::EventColumn) -> ColumnType {
     match column.kind {
-        event::ColumnKind::Id => Kind::Uuid,
-        event::ColumnKind::Short | event::ColumnKind::Long => Kind::Text,
-        event::ColumnKind::Json => Kind::Jsonb,
+        event::ColumnKind::Id => ColumnType::Uuid,
+        event::ColumnKind::Short | event::ColumnKind::Long => ColumnType::Text,
+        event::ColumnKind::Json => ColumnType::Jsonb,
     }
 }

@@ -89,7 +89,7 @@ pub enum PartKind {
 }
 
 /// An SQL expression over one row for each of PARTS.
-pub type Mapping = Vec<Option<String>>;
+pub type SourceMapping = Vec<Option<String>>;
 
 /// A worker limits the time of each statement, and waits for no lock for long. In a session its own statement_timeout
 /// limits the time, and a cancel ends the call.
@@ -145,7 +145,7 @@ impl EventKey {
 /// The statements that read keys, by whether they read types, too.
 struct KeyStatements {
     relation: String,
-    mapping: Mapping,
+    mapping: SourceMapping,
     prepared: [OnceCell<Rc<SavedStatement>>; 2],
 }
 
@@ -156,7 +156,7 @@ pub struct Source {
     name: (CString, CString),
     /// The owner when it was set; its expressions run as this role.
     pub owner: u32,
-    pub mapping: Mapping,
+    pub mapping: SourceMapping,
     /// The statements that read events: several, and one.
     prepared: [OnceCell<SavedStatement>; 2],
     /// Why the last attempt could read no row, and when that was.
@@ -164,7 +164,7 @@ pub struct Source {
 }
 
 impl Source {
-    pub fn new(schema: &str, name: &str, owner: u32, mapping: Mapping) -> Self {
+    pub fn new(schema: &str, name: &str, owner: u32, mapping: SourceMapping) -> Self {
         let c = text::to_c_string;
         Self {
             relation: format!("{}.{}", quote_identifier(schema), quote_identifier(name)),
@@ -192,7 +192,7 @@ impl Source {
         if rows.is_empty() {
             return Ok(None);
         }
-        let (name, mapping, owner): (Option<Vec<String>>, Option<Mapping>, Option<String>) =
+        let (name, mapping, owner): (Option<Vec<String>>, Option<SourceMapping>, Option<String>) =
             rows.first().get_three()?;
         let name = name.unwrap_or_default();
         let owner = catalog::role_oid(&text::to_c_string(&owner.unwrap_or_default()));

@@ -14,7 +14,7 @@ use crate::pg::lookup::Lookup;
 use crate::pg::scan::Is;
 use crate::pg::spi::types::{TEXTARRAYOID, TIMESTAMPTZOID};
 use crate::pg::spi::{Lossy, Param, Spi, SpiClient, SpiResult};
-use crate::pg::table::{self, Table, Value};
+use crate::pg::table::{self, ColumnValue, Table};
 use crate::pg::trigger::Call;
 use crate::pg::{guc, security, text};
 use crate::session::effects;
@@ -72,7 +72,7 @@ struct Found {
 }
 
 /// Messages of one destination, with their keys.
-type Keyed = Vec<(i64, Option<String>)>;
+type KeyedSeqs = Vec<(i64, Option<String>)>;
 
 /// Inserts the messages; returns how many events were newly enqueued.
 pub fn enqueue(fcinfo: Call, request: Enqueue) -> Result<i64, UserError> {
@@ -150,7 +150,7 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
             Some(_) => envelope::check_short_start(AGGREGATE_KEY, key)?,
         }
     }
-    let mut receivers: BTreeMap<&str, Keyed> = BTreeMap::new();
+    let mut receivers: BTreeMap<&str, KeyedSeqs> = BTreeMap::new();
     let all = seqs.iter().copied().zip(keys);
     match &subscribed {
         None => drop(receivers.insert(destination, all.collect())),
@@ -292,7 +292,7 @@ pub fn raise_highest(seqs: impl Iterator<Item = i64>) {
 }
 
 /// Inserts a message without a statement. None: the table is not as usual, or the message may be there.
-fn write_message(statements: &Statements, message: &NewMessage, row: &[Value]) -> Option<Inserted> {
+fn write_message(statements: &Statements, message: &NewMessage, row: &[ColumnValue]) -> Option<Inserted> {
     if !text::is_utf8() {
         return None;
     }
@@ -310,7 +310,7 @@ fn write_message(statements: &Statements, message: &NewMessage, row: &[Value]) -
 /// Inserts messages by a statement, unless they are there.
 fn insert_rows(
     statements: &Statements,
-    rows: &[[Value; 5]],
+    rows: &[[ColumnValue; 5]],
     due_at: Option<TimestampWithTimeZone>,
 ) -> Result<Vec<Option<Inserted>>, UserError> {
     Spi::connect_mut(|client| {
@@ -345,8 +345,8 @@ fn not_waiting(
     destination: &str,
     partition_count: i16,
     highest: Option<i64>,
-    messages: Keyed,
-) -> Keyed {
+    messages: KeyedSeqs,
+) -> KeyedSeqs {
     let is_above = |(seq, _): &(i64, Option<String>)| highest.is_some_and(|highest| *seq > highest);
     if messages.iter().all(is_above) {
         return messages;

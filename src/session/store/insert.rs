@@ -2,7 +2,7 @@
 
 use crate::pg::spi::types::Oid;
 use crate::pg::spi::{OwnedPreparedStatement, Param, SpiClient, SpiResult};
-use crate::pg::table::{Column, Layout, Value};
+use crate::pg::table::{Column, ColumnValue, Layout};
 
 /// Prepares the statement that writes one row, or many given as arrays. Its parameters are the given columns, then
 /// those of `more`: further columns with their expressions, which have these types. `end`: what follows.
@@ -39,7 +39,7 @@ pub fn prepare(
 }
 
 /// The parameters of such a statement for these rows.
-pub fn parameters<'a, const N: usize>(layout: &Layout, rows: &[[Value<'a>; N]]) -> Vec<Param<'a>> {
+pub fn parameters<'a, const N: usize>(layout: &Layout, rows: &[[ColumnValue<'a>; N]]) -> Vec<Param<'a>> {
     let columns = layout.given().enumerate();
     let parameter = |(index, column): (usize, &Column)| match rows {
         [row] => Param::of_column(row[index], column.kind),

@@ -5,7 +5,7 @@ use crate::config::Context;
 use crate::error::{UserError, internal, invalid};
 use crate::pg::args::{Args, Jsonb};
 use crate::pg::spi::Spi;
-use crate::pg::table::Value;
+use crate::pg::table::ColumnValue;
 use crate::pg::text;
 use outbox_core::change::Change;
 use outbox_core::envelope::SHORT_STRING_MAX;
@@ -171,12 +171,12 @@ impl NewEvent {
     }
 
     /// The values of [`COLUMNS`].
-    pub fn values(&self) -> [Value<'_>; COLUMNS.len()] {
+    pub fn values(&self) -> [ColumnValue<'_>; COLUMNS.len()] {
         let texts = self.event.texts();
         std::array::from_fn(|index| match COLUMNS[index].kind {
-            ColumnKind::Id => Value::Uuid(self.id),
-            ColumnKind::Short | ColumnKind::Long => Value::text(texts[index]),
-            ColumnKind::Json => Value::jsonb(&self.json[index]),
+            ColumnKind::Id => ColumnValue::Uuid(self.id),
+            ColumnKind::Short | ColumnKind::Long => ColumnValue::text(texts[index]),
+            ColumnKind::Json => ColumnValue::jsonb(&self.json[index]),
         })
     }
 }

@@ -15,7 +15,7 @@ use crate::pg::lookup;
 use crate::pg::scan::Is;
 use crate::pg::spi::types::TEXTOID;
 use crate::pg::spi::{Spi, SpiHeapTupleData, SpiResult};
-use crate::pg::table::{self, Table, Value};
+use crate::pg::table::{self, ColumnValue, Table};
 use crate::pg::{guc, security, text};
 use crate::session::effects;
 use crate::session::fast_path::{self, Inserted, Stored, With};
@@ -31,12 +31,12 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// An event with the key of its message. Its values are checked: see `checks::check_event`.
-pub type Keyed = (NewEvent, Option<String>);
+pub type KeyedEvent = (NewEvent, Option<String>);
 
 /// Stores events in this order and enqueues them; returns their seqs.
 pub fn publish(
     statements: &'static Statements,
-    events: &[Keyed],
+    events: &[KeyedEvent],
     destination: &str,
     times: Times,
     if_exists: IfExists,
@@ -94,7 +94,7 @@ enum Receivers<'a> {
 }
 
 impl<'a> Receivers<'a> {
-    fn of(events: &[Keyed], destination: &'a str, subscribed: Option<&'a Subscribed>) -> Result<Self, UserError> {
+    fn of(events: &[KeyedEvent], destination: &'a str, subscribed: Option<&'a Subscribed>) -> Result<Self, UserError> {
         let Some(subscribed) = subscribed else {
             return Ok(Self::One(destination));
         };
@@ -172,7 +172,7 @@ type StoredEvents = Vec<(i64, Option<Stored>)>;
 
 struct Publish<'a> {
     statements: &'a Statements,
-    events: &'a [Keyed],
+    events: &'a [KeyedEvent],
     times: Times,
     if_exists: IfExists,
     /// They may take the fast path, if they are small.
@@ -203,10 +203,10 @@ impl Publish<'_> {
     /// Writes the row without a statement.
     fn write_event(&self, table: &Table, new: &NewEvent) -> (i64, Option<Stored>) {
         let (seq, bytes) = (table.next_value(), new.event.body_bytes());
-        let mut row = [Value::Null; COLUMNS.len() + 2];
-        row[0] = Value::Int8(seq);
+        let mut row = [ColumnValue::Null; COLUMNS.len() + 2];
+        row[0] = ColumnValue::Int8(seq);
         row[1..=COLUMNS.len()].copy_from_slice(&new.values());
-        row[COLUMNS.len() + 1] = Value::Int4(bytes as i32);
+        row[COLUMNS.len() + 1] = ColumnValue::Int4(bytes as i32);
         let tid = table.insert(&row);
         let stored = (self.by_fast_path && fast_path::may_fit(bytes)).then(|| {
             let now = table::now();

@@ -31,17 +31,17 @@ pub struct Subscribed {
 
 pub struct Subscriber {
     pub destination: String,
-    condition: Option<Condition>,
+    condition: Option<SubscriptionCondition>,
 }
 
-struct Condition {
+struct SubscriptionCondition {
     when: String,
     prepared: OnceCell<SavedStatement>,
 }
 
 impl Subscriber {
     pub fn new(destination: String, when: Option<String>) -> Self {
-        let condition = when.map(|when| Condition {
+        let condition = when.map(|when| SubscriptionCondition {
             when,
             prepared: OnceCell::new(),
         });
@@ -111,7 +111,7 @@ fn exists(destination: &str) -> bool {
         || catalog::foreign_server(destination).is_some_and(|server| Kind::of_wrapper(&server.wrapper).is_some())
 }
 
-impl Condition {
+impl SubscriptionCondition {
     fn is_met(&self, event: &Event) -> Result<bool, UserError> {
         Spi::connect_mut(|client| {
             let statement = match self.prepared.get() {

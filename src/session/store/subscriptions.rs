@@ -50,7 +50,7 @@ pub(super) fn of_destination(statements: &Statements, destination: &str) -> Resu
 }
 
 /// Destination, types, aggregate types, headers, condition.
-type Row = (
+type SubscriptionRow = (
     String,
     Option<Vec<String>>,
     Option<Vec<String>>,
@@ -58,7 +58,7 @@ type Row = (
     Option<String>,
 );
 
-fn subscribed(rows: Vec<Row>) -> Subscribed {
+fn subscribed(rows: Vec<SubscriptionRow>) -> Subscribed {
     let all = rows
         .into_iter()
         .map(|(destination, types, aggregate_types, headers, when)| {
@@ -69,7 +69,7 @@ fn subscribed(rows: Vec<Row>) -> Subscribed {
 }
 
 /// The rows, and whether they are what is committed now.
-fn read(statements: &Statements) -> Result<(Vec<Row>, bool), UserError> {
+fn read(statements: &Statements) -> Result<(Vec<SubscriptionRow>, bool), UserError> {
     let sql = format!(
         "select s.destination, s.types, s.aggregate_types, s.headers::pg_catalog.text, s.when_sql
          from {}.outbox_subscriptions s order by s.destination",
@@ -84,7 +84,7 @@ fn read(statements: &Statements) -> Result<(Vec<Row>, bool), UserError> {
     .map_err(internal)
 }
 
-fn rows(table: SpiTupleTable) -> SpiResult<Vec<Row>> {
+fn rows(table: SpiTupleTable) -> SpiResult<Vec<SubscriptionRow>> {
     let row = |row: SpiHeapTupleData| {
         let destination: Option<String> = row.get(1)?;
         Ok((

@@ -74,7 +74,7 @@ const ROWS: &str = "outbox_rows";
 pub trait ReadTable: Sized {
     /// None: its rows are not read.
     fn of(table: &TriggerTable) -> Result<Option<Self>, UserError>;
-    /// In SQL, over a row `r`: what [`Row`] has.
+    /// In SQL, over a row `r`: what [`EvaluatedRow`] has.
     fn columns(&self) -> &str;
     fn oid(&self) -> u32;
     fn statements(&self) -> &'static Statements;
@@ -83,7 +83,7 @@ pub trait ReadTable: Sized {
 }
 
 /// JSON, id of the aggregate, and whether it is marked as deleted.
-pub type Row = (Option<String>, Option<String>, Option<bool>);
+pub type EvaluatedRow = (Option<String>, Option<String>, Option<bool>);
 
 pub struct ReadRows<T> {
     /// None: its rows are not read.
@@ -93,10 +93,10 @@ pub struct ReadRows<T> {
 }
 
 /// The position of the table, and the row before and after the change.
-type ReadRow = (usize, Option<Row>, Option<Row>);
+type ReadRow = (usize, Option<EvaluatedRow>, Option<EvaluatedRow>);
 
 /// The rows of one table that one role wrote.
-struct Group<T> {
+struct WriterGroup<T> {
     oid: u32,
     writer: Writer,
     read: Option<(Versions, T)>,
@@ -121,7 +121,7 @@ pub fn read_changes<T: ReadTable>(changes: &[RowChange]) -> Result<ReadRows<T>, 
             }
         }
         let (mut tables, mut rows) = (Vec::new(), Vec::new());
-        for Group { writer, read, .. } in groups {
+        for WriterGroup { writer, read, .. } in groups {
             let Some((versions, table)) = read else {
                 tables.push(None);
                 rows.push(Vec::new());
@@ -143,9 +143,9 @@ pub fn read_changes<T: ReadTable>(changes: &[RowChange]) -> Result<ReadRows<T>, 
     })
 }
 
-fn group_of<T: ReadTable>(change: &RowChange, groups: &mut Vec<Group<T>>) -> Result<usize, UserError> {
+fn group_of<T: ReadTable>(change: &RowChange, groups: &mut Vec<WriterGroup<T>>) -> Result<usize, UserError> {
     let (oid, writer) = (change.table(), change.origin.writer);
-    let is_of = |group: &Group<T>| group.oid == oid && group.writer == writer;
+    let is_of = |group: &WriterGroup<T>| group.oid == oid && group.writer == writer;
     if let Some(known) = groups.iter().position(is_of) {
         return Ok(known);
     }
@@ -156,7 +156,7 @@ fn group_of<T: ReadTable>(change: &RowChange, groups: &mut Vec<Group<T>>) -> Res
             None => versions.close(),
         }
     }
-    groups.push(Group { oid, writer, read });
+    groups.push(WriterGroup { oid, writer, read });
     Ok(groups.len() - 1)
 }
 
@@ -195,14 +195,14 @@ fn evaluate<T: ReadTable>(
     versions: &Versions,
     writer: Writer,
     table: &T,
-) -> Result<Vec<Option<Row>>, UserError> {
+) -> Result<Vec<Option<EvaluatedRow>>, UserError> {
     versions.show(ROWS);
     let sql = format!("select {} from {ROWS} r", table.columns());
     let run = || {
         let statement = prepared(client, table.oid(), &sql)?;
         let rows = client.update(&**statement, None, &[])?;
         rows.map(|row| Ok(Some((row.get(1)?, row.get(2)?, row.get(3)?))))
-            .collect::<SpiResult<Vec<Option<Row>>>>()
+            .collect::<SpiResult<Vec<Option<EvaluatedRow>>>>()
     };
     let rows = match writer.role == table.statements().owner {
         true => security::run_restricted_as(subscription_conditions::reader()?, run),

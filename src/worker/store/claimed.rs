@@ -120,10 +120,10 @@ impl ClaimedRows {
         Ok(Some(claimed))
     }
 
-    fn leases(&self, client: &SpiClient, worker: &str, destination: &str, lanes: &[Lane]) -> SpiResult<Leases> {
+    fn leases(&self, client: &SpiClient, worker: &str, destination: &str, lanes: &[Lane]) -> SpiResult<ClaimRights> {
         let args = [worker.into(), destination.into(), partitions(lanes).into()];
         let rows = client.select(&*self.read_leases, None, &args)?;
-        let mut leases = Leases::default();
+        let mut leases = ClaimRights::default();
         for row in rows {
             leases.held.insert((row.get(1)?, row.get(2)?));
             leases.is_paused = row.get(3)? == Some(true);
@@ -182,7 +182,7 @@ fn partitions(lanes: &[Lane]) -> Vec<i16> {
 
 /// What this worker may claim.
 #[derive(Default)]
-struct Leases {
+struct ClaimRights {
     held: HashSet<(Option<i16>, Option<i64>)>,
     is_paused: bool,
 }
@@ -202,7 +202,7 @@ fn choose<'a>(
         by_lane.end();
         return None;
     };
-    let mut events = Events {
+    let mut events = EventScan {
         by_seq,
         run_end: i64::MIN,
         at: None,
@@ -251,7 +251,7 @@ fn find(by_lane: &mut KeyScan, destination: &[u8], lane: &Lane, found: &mut Vec<
 }
 
 /// Reads the events of rows that are in order of seq, until their bodies reach the limit of bytes.
-fn read(events: &mut Events, rows: Vec<Chosen>, bytes_max: usize, is_cut: &mut bool) -> Vec<(Chosen, Read)> {
+fn read(events: &mut EventScan, rows: Vec<Chosen>, bytes_max: usize, is_cut: &mut bool) -> Vec<(Chosen, Read)> {
     let runs = rows.chunk_by(|one, next| one.seq + 1 == next.seq);
     let run_ends: Vec<_> = runs
         .flat_map(|run| run.iter().map(|_| run[run.len() - 1].seq))
@@ -272,7 +272,7 @@ fn read(events: &mut Events, rows: Vec<Chosen>, bytes_max: usize, is_cut: &mut b
 }
 
 /// Events by ascending seq. One scan reads a run of seqs without a gap: to find each costs more than to go on.
-struct Events<'a> {
+struct EventScan<'a> {
     by_seq: KeyScan<'a>,
     /// The last seq of the run.
     run_end: i64,
@@ -280,7 +280,7 @@ struct Events<'a> {
     at: Option<i64>,
 }
 
-impl Events<'_> {
+impl EventScan<'_> {
     /// The event with this seq, which is in the run up to `run_end`.
     fn find(&mut self, seq: i64, run_end: i64) -> Option<Row<'_>> {
         if seq > self.run_end {
