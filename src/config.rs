@@ -13,7 +13,7 @@ use outbox_core::standbys::Standbys;
 use outbox_transport::described::SETTINGS;
 use outbox_transport::kind::Kind;
 use outbox_transport::kind::Target;
-use outbox_transport::options::{Level, Setting, Value};
+use outbox_transport::options::{Level, OptionValue, Setting};
 use outbox_worker::{KnownSettings, WorkerSettings, awaited_standbys};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use std::ffi::{CStr, CString};
@@ -282,7 +282,7 @@ impl Retention {
 }
 
 /// The options of the default destination that only its kind has, and its certificates.
-fn own_options() -> Vec<(Level, String, Value)> {
+fn own_options() -> Vec<(Level, String, OptionValue)> {
     let text = |setting: &Setting| guc::value(setting.name.to_str().unwrap_or_default());
     options().filter_map(|setting| setting.value(text(setting))).collect()
 }

@@ -74,7 +74,7 @@ impl RowChange {
 
 /// A query that may still write rows.
 #[derive(Debug)]
-struct Query {
+struct RunningQuery {
     id: u64,
     savepoint: u32,
     /// The first row of each kind that it wrote. Their triggers report its end.
@@ -116,7 +116,7 @@ pub struct ChangeLog {
     /// Changes whose event was stored in a savepoint after them, and that savepoint.
     stored: Vec<(RowChange, u32)>,
     /// Mostly one: that of the running statement.
-    running: Vec<Query>,
+    running: Vec<RunningQuery>,
     next_number: u64,
     next_query: u64,
 }
@@ -127,7 +127,7 @@ impl ChangeLog {
     /// A query will write rows. Returns its id.
     pub fn begin(&mut self, savepoint: u32) -> u64 {
         self.next_query += 1;
-        self.running.push(Query {
+        self.running.push(RunningQuery {
             id: self.next_query,
             savepoint,
             first_writes: Vec::new(),
@@ -137,13 +137,13 @@ impl ChangeLog {
         self.next_query
     }
 
-    fn running(&mut self, query: u64) -> Option<&mut Query> {
+    fn running(&mut self, query: u64) -> Option<&mut RunningQuery> {
         self.running.iter_mut().rev().find(|running| running.id == query)
     }
 
     /// The trigger of this row, the first one of a query, fires: the query has written all its rows.
     pub fn first_fires(&mut self, first: &Write) {
-        let of_first = |running: &Query| running.first_writes.contains(first);
+        let of_first = |running: &RunningQuery| running.first_writes.contains(first);
         if let Some(query) = self.running.iter().rev().find(|running| of_first(running)) {
             self.ended(query.id);
         }
@@ -154,7 +154,7 @@ impl ChangeLog {
         let Some(position) = self.running.iter().rposition(|running| running.id == query) else {
             return;
         };
-        let Query {
+        let RunningQuery {
             mut arrivals,
             savepoint: of_query,
             ..

@@ -9,7 +9,7 @@
 //! - `{name:set}`, `{name:alter}` and `{name:own}` are the commands that change the setting outbox.name: see [`setting`].
 //! - `[some {name}|else]` is the first part if all its values are there, otherwise the second. `{name:?}` stands for
 //!   nothing: it asks for the value.
-//! - `` `place command` `` is a command, with the [`Place`] where it is typed. Names that others chose are in values, so
+//! - `` `place command` `` is a command, with the [`CommandPlace`] where it is typed. Names that others chose are in values, so
 //!   none of them can begin or end a command.
 
 use crate::words::Word;
@@ -77,7 +77,7 @@ pub const fn words(code: &'static str, problem: &'static str, remedy: &'static s
 
 crate::words! {
     /// Where a command is typed, and who may do so.
-    pub enum Place {
+    pub enum CommandPlace {
         /// In psql, as a member of outbox_admin.
         Admin = "admin",
         /// In psql, as the owner of the object that it names.
@@ -95,7 +95,7 @@ crate::words! {
     }
 }
 
-impl Place {
+impl CommandPlace {
     /// The program or the host, for people.
     pub fn shown(self) -> &'static str {
         match self {
@@ -121,7 +121,7 @@ impl Place {
 
 /// A command of a remedy, as JSON in the column `commands`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Command {
+pub struct RemedyCommand {
     pub command: String,
     #[serde(rename = "where")]
     pub place: &'static str,
@@ -132,7 +132,7 @@ pub struct Command {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Rendered {
     pub text: String,
-    pub commands: Vec<Command>,
+    pub commands: Vec<RemedyCommand>,
 }
 
 impl Rendered {
@@ -143,10 +143,10 @@ impl Rendered {
 }
 
 /// The value of a name. None = it is missing.
-pub type Value<'a> = &'a dyn Fn(&str) -> Option<Cow<'a, str>>;
+pub type ValueLookup<'a> = &'a dyn Fn(&str) -> Option<Cow<'a, str>>;
 
 /// Renders a template. `identifier` quotes an identifier of SQL, for which the server has the list of its words.
-pub fn render(template: &str, value: Value, identifier: &dyn Fn(&str) -> String) -> Rendered {
+pub fn render(template: &str, value: ValueLookup, identifier: &dyn Fn(&str) -> String) -> Rendered {
     let mut rendered = Rendered::default();
     let mut rest = template;
     // Where the command that is being written begins, and where it is typed.
@@ -199,9 +199,12 @@ pub fn render(template: &str, value: Value, identifier: &dyn Fn(&str) -> String)
                 None => {
                     let (place, after) = rest.split_once(' ').unwrap_or((rest, ""));
                     rest = after;
-                    command = Some((rendered.text.len(), Place::of_name(place).unwrap_or(Place::Superuser)));
+                    command = Some((
+                        rendered.text.len(),
+                        CommandPlace::of_name(place).unwrap_or(CommandPlace::Superuser),
+                    ));
                 }
-                Some((begin, place)) => rendered.commands.push(Command {
+                Some((begin, place)) => rendered.commands.push(RemedyCommand {
                     command: rendered.text[begin.min(rendered.text.len())..].to_owned(),
                     place: place.shown(),
                     role: place.role(),
@@ -219,7 +222,7 @@ pub fn render(template: &str, value: Value, identifier: &dyn Fn(&str) -> String)
 ///
 /// `alter` changes it where it is set. `set` gives it to the destination, if that has a server. `own` does so for the
 /// destination of the settings, too, if others take their value from there.
-fn setting(given: &str, style: &str, value: Value, identifier: &dyn Fn(&str) -> String) -> Option<String> {
+fn setting(given: &str, style: &str, value: ValueLookup, identifier: &dyn Fn(&str) -> String) -> Option<String> {
     let (name, new) = given
         .split_once('=')
         .map_or((given, None), |(name, new)| (name, Some(new)));
@@ -311,7 +314,7 @@ fn check(template: &str) -> Result<(), &'static str> {
             _ if in_command => in_command = false,
             _ => {
                 let (place, after) = after.split_once(' ').ok_or("a command has no place")?;
-                Place::of_name(place).ok_or("there is no such place")?;
+                CommandPlace::of_name(place).ok_or("there is no such place")?;
                 (in_command, rest) = (true, after);
             }
         }

@@ -93,13 +93,13 @@ crate::words! {
 
 /// A failure of a message, for programs and for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct MessageFailure {
     pub kind: FailureKind,
     /// At most [`TEXT_MAX_BYTES`] long, on one line.
     pub text: String,
 }
 
-impl Failure {
+impl MessageFailure {
     /// A failure whose text is cut if necessary.
     pub fn new(kind: FailureKind, text: &str) -> Self {
         let text = one_line(text);
@@ -122,14 +122,14 @@ pub enum Disposition {
     /// The message is published, and goes to the history.
     Publish,
     /// The message goes to `outbox_waiting`, due after `delay_ms`. It costs an attempt.
-    Retry { delay_ms: u64, failure: Failure },
+    Retry { delay_ms: u64, failure: MessageFailure },
     /// The message goes to `outbox_waiting`, due after `delay_ms`, so that others are tried before it. It costs no
     /// attempt: the destination may be at fault.
-    Defer { delay_ms: u64, failure: Failure },
+    Defer { delay_ms: u64, failure: MessageFailure },
     /// The message becomes a dead letter. It costs an attempt.
-    Dead { failure: Failure },
+    Dead { failure: MessageFailure },
     /// The message goes to the history as discarded: it was sent, and nobody listens. It blocks nothing.
-    Discard { failure: Failure },
+    Discard { failure: MessageFailure },
     /// The message becomes a dead letter because its time is over. It costs no attempt and does not block its key.
     Expire,
     /// The message goes back to pending as it was. It costs no attempt.
@@ -310,27 +310,27 @@ impl Ended {
 pub fn decide(outcome: &Outcome, attempts_before: u32, policy: &RetryPolicy, seed: u64) -> Disposition {
     match outcome {
         Outcome::Confirmed => Disposition::Publish,
-        Outcome::Nacked => charge(Failure::nacked(), attempts_before, policy, seed),
+        Outcome::Nacked => charge(MessageFailure::nacked(), attempts_before, policy, seed),
         Outcome::Failed { reason } => {
-            let failure = Failure::new(FailureKind::Failed, reason);
+            let failure = MessageFailure::new(FailureKind::Failed, reason);
             charge(failure, attempts_before, policy, seed)
         }
         Outcome::Returned { reason, .. } if policy.discards_unroutable => Disposition::Discard {
-            failure: Failure::unroutable(reason),
+            failure: MessageFailure::unroutable(reason),
         },
-        Outcome::Returned { reason, .. } => charge(Failure::unroutable(reason), attempts_before, policy, seed),
+        Outcome::Returned { reason, .. } => charge(MessageFailure::unroutable(reason), attempts_before, policy, seed),
         Outcome::Refused { reason } => Disposition::Dead {
-            failure: Failure::new(FailureKind::Refused, &format!("refused: {reason}")),
+            failure: MessageFailure::new(FailureKind::Refused, &format!("refused: {reason}")),
         },
         Outcome::Unsendable { reason } => Disposition::Dead {
-            failure: Failure::new(FailureKind::Unsendable, reason),
+            failure: MessageFailure::new(FailureKind::Unsendable, reason),
         },
         Outcome::Expired => Disposition::Expire,
         Outcome::Unanswered { reason, .. } | Outcome::Lost { reason } => Disposition::Release {
             reason: one_line(reason),
         },
         Outcome::Postponed { reason, after_ms, .. } => {
-            let failure = Failure::new(FailureKind::Failed, reason);
+            let failure = MessageFailure::new(FailureKind::Failed, reason);
             defer(failure, 1, policy, seed).not_before(*after_ms)
         }
         Outcome::Blocked => Disposition::Release {
@@ -340,7 +340,7 @@ pub fn decide(outcome: &Outcome, attempts_before: u32, policy: &RetryPolicy, see
 }
 
 /// Puts a message off without an attempt, for the `times`th time in a row.
-pub fn defer(failure: Failure, times: u32, policy: &RetryPolicy, seed: u64) -> Disposition {
+pub fn defer(failure: MessageFailure, times: u32, policy: &RetryPolicy, seed: u64) -> Disposition {
     Disposition::Defer {
         delay_ms: backoff::delay_ms(times, policy.base_ms, policy.max_ms.min(DEFER_MAX_MS), seed),
         failure,
@@ -348,7 +348,7 @@ pub fn defer(failure: Failure, times: u32, policy: &RetryPolicy, seed: u64) -> D
 }
 
 /// Puts a message off that was not tried, so that others go first. The delay is long enough to claim those.
-pub fn let_others_go_first(failure: Failure, seed: u64) -> Disposition {
+pub fn let_others_go_first(failure: MessageFailure, seed: u64) -> Disposition {
     Disposition::Defer {
         delay_ms: backoff::delay_ms(1, DEFER_MAX_MS, DEFER_MAX_MS, seed),
         failure,
@@ -356,7 +356,7 @@ pub fn let_others_go_first(failure: Failure, seed: u64) -> Disposition {
 }
 
 /// Counts an attempt that failed: Retry while attempts are left, otherwise Dead.
-pub fn charge(failure: Failure, attempts_before: u32, policy: &RetryPolicy, seed: u64) -> Disposition {
+pub fn charge(failure: MessageFailure, attempts_before: u32, policy: &RetryPolicy, seed: u64) -> Disposition {
     let attempts_done = attempts_before.saturating_add(1);
     if attempts_done < policy.max_attempts {
         let delay_ms = backoff::delay_ms(attempts_done, policy.base_ms, policy.max_ms, seed);
@@ -426,7 +426,7 @@ mod tests {
             ..POLICY
         };
         let discarded = Disposition::Discard {
-            failure: Failure::new(FailureKind::Unroutable, "unroutable: NO_ROUTE"),
+            failure: MessageFailure::new(FailureKind::Unroutable, "unroutable: NO_ROUTE"),
         };
         assert_eq!(decide(&returned, 0, &policy, 1), discarded);
         let ending = Ending::of(&discarded, Blocks::Key);
@@ -440,7 +440,7 @@ mod tests {
 
     #[test]
     fn an_unroutable_message_out_of_attempts_is_dead_with_the_reason() {
-        let failure = Failure::new(FailureKind::Unroutable, "unroutable: NO_ROUTE");
+        let failure = MessageFailure::new(FailureKind::Unroutable, "unroutable: NO_ROUTE");
         match decide(&no_route(), 1, &POLICY, 1) {
             Disposition::Retry { failure: retried, .. } => assert_eq!(retried, failure),
             other => panic!("{other:?}"),
@@ -454,7 +454,7 @@ mod tests {
         let outcome = Outcome::Failed {
             reason: "HTTP 500 Internal Server Error".into(),
         };
-        let failure = Failure::new(FailureKind::Failed, "HTTP 500 Internal Server Error");
+        let failure = MessageFailure::new(FailureKind::Failed, "HTTP 500 Internal Server Error");
         match decide(&outcome, 0, &POLICY, 1) {
             Disposition::Retry { failure: retried, .. } => assert_eq!(retried, failure),
             other => panic!("{other:?}"),
@@ -468,7 +468,7 @@ mod tests {
         for max_attempts in [0, 1] {
             let policy = RetryPolicy { max_attempts, ..POLICY };
             let dead = Disposition::Dead {
-                failure: Failure::nacked(),
+                failure: MessageFailure::nacked(),
             };
             assert_eq!(decide(&Outcome::Nacked, 0, &policy, 1), dead);
         }
@@ -482,7 +482,7 @@ mod tests {
         assert_eq!(
             decide(&outcome, 0, &POLICY, 1),
             Disposition::Dead {
-                failure: Failure::new(FailureKind::Refused, "refused: body of 20 MB")
+                failure: MessageFailure::new(FailureKind::Refused, "refused: body of 20 MB")
             }
         );
     }
@@ -576,7 +576,7 @@ mod tests {
         ] {
             assert_eq!(rules(ordering, true).dead_blocks(), blocks);
             assert_eq!(rules(ordering, false).dead_blocks(), Blocks::Nothing);
-            let failure = Failure::new(FailureKind::Failed, "why");
+            let failure = MessageFailure::new(FailureKind::Failed, "why");
             let dead = Disposition::Dead { failure };
             let ending = Ending {
                 action: Action::Dead(blocks),
@@ -590,7 +590,7 @@ mod tests {
 
     #[test]
     fn a_message_that_is_put_off_is_retried_and_not_charged() {
-        let deferred = defer(Failure::nacked(), 2, &POLICY, 1);
+        let deferred = defer(MessageFailure::nacked(), 2, &POLICY, 1);
         let ending = Ending::of(&deferred, Blocks::Key);
         assert_eq!((ending.action, ending.kind), (Action::Retry, Some(FailureKind::Nacked)));
         assert!((-250..=-200).contains(&ending.delay_ms.unwrap()), "{ending:?}");
@@ -601,7 +601,7 @@ mod tests {
 
     #[test]
     fn every_disposition_is_counted_once() {
-        let failure = Failure::nacked();
+        let failure = MessageFailure::nacked();
         let mut ended = Ended::default();
         for disposition in [
             Disposition::Publish,
@@ -686,7 +686,7 @@ mod tests {
                     prop_assert!(before < max_attempts);
                     prop_assert!(failure.text.len() <= TEXT_MAX_BYTES);
                 }
-                Disposition::Dead { failure: Failure { text, .. } } | Disposition::Release { reason: text } => {
+                Disposition::Dead { failure: MessageFailure { text, .. } } | Disposition::Release { reason: text } => {
                     prop_assert!(text.len() <= TEXT_MAX_BYTES);
                 }
             }

@@ -2,7 +2,7 @@
 //! thread by the validators of the foreign data wrappers, by the checks of settings, and by the worker.
 
 use crate::kind::{Kind, Limits, Own, Target};
-use crate::options::{Certificates, FileRule, Given, Level, Options, Pairs, Refused, Setting, Value, refused};
+use crate::options::{Certificates, FileRule, Given, Level, OptionValue, Options, Pairs, Refused, Setting, refused};
 use crate::ssrf::AllowList;
 use crate::transfer::MIN_SEND_RATE;
 use outbox_core::message::Text;
@@ -52,7 +52,7 @@ impl Setting {
                 .to_owned(),
             )),
             None => {
-                let options = Options(vec![(self.option.to_owned(), Value::text(value))]);
+                let options = Options(vec![(self.option.to_owned(), OptionValue::text(value))]);
                 let refused = (kind.read)(&options, &Options::default()).err();
                 refused.map_or(Ok(()), |refused| Err((refused.why.unwrap_or_default(), refused.hint)))
             }
@@ -230,13 +230,13 @@ impl Target {
     /// Returns an option with a bad value.
     pub fn of_settings(
         known: impl Fn(&str) -> String,
-        options: Vec<(Level, String, Value)>,
+        options: Vec<(Level, String, OptionValue)>,
         allow: AllowList,
     ) -> Result<Self, Refused> {
         let (mut server, mut mapping) = (Options::default(), Options::default());
         server
             .0
-            .extend(DEFAULTS.map(|name| (name.to_owned(), Value::text(known(name)))));
+            .extend(DEFAULTS.map(|name| (name.to_owned(), OptionValue::text(known(name)))));
         for (level, name, value) in options {
             match level {
                 Level::Server => server.0.push((name, value)),
@@ -286,9 +286,9 @@ impl Target {
 }
 
 /// Only checks that a text looks like PEM. The content is checked when it is used.
-fn checked_pem(name: &str, value: &Value) -> Result<Value, Refused> {
+fn checked_pem(name: &str, value: &OptionValue) -> Result<OptionValue, Refused> {
     match value {
-        Value::Text(text) if !text.reveal().contains("-----BEGIN ") => Err(refused(
+        OptionValue::Text(text) if !text.reveal().contains("-----BEGIN ") => Err(refused(
             name,
             "it is not in PEM",
             "Give the text of the file: -----BEGIN CERTIFICATE----- …",

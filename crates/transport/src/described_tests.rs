@@ -9,8 +9,8 @@ fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
     owned.collect()
 }
 
-fn file(path: &str) -> Value {
-    Value::File(NamedFile {
+fn file(path: &str) -> OptionValue {
+    OptionValue::File(NamedFile {
         named_by: "outbox.a_file",
         path: path.into(),
     })
@@ -34,7 +34,7 @@ fn default_with(allow: AllowList) -> Target {
         "confirm_timeout" => "30000".to_owned(),
         _ => "0".to_owned(),
     };
-    let server = |name: &str, value: &str| (Level::Server, name.to_owned(), Value::text(value));
+    let server = |name: &str, value: &str| (Level::Server, name.to_owned(), OptionValue::text(value));
     let options = vec![
         server("url", "amqp://main@broker"),
         server("exchange", "outbox"),
@@ -121,7 +121,7 @@ fn the_password_of_the_default_is_sent_to_no_other_address() {
     assert_eq!((&other.certificates.cert, &other.certificates.key), (&None, &None));
     assert_eq!(other.certificates.ca, default().certificates.ca);
     let known = described_by(amqp(), &elsewhere, &[("user", "u"), ("password", "p")]).unwrap();
-    assert_eq!(known.own.mapping.value("password"), Some(&Value::text("p")));
+    assert_eq!(known.own.mapping.value("password"), Some(&OptionValue::text("p")));
     assert!(!format!("{:?}", described_by(amqp(), &[], &[("password", "hunter2")])).contains("hunter2"));
 }
 
@@ -129,7 +129,10 @@ fn the_password_of_the_default_is_sent_to_no_other_address() {
 fn an_option_names_no_file() {
     let mapping = [("password", "/etc/secret"), ("user", "u")];
     let known = described_by(amqp(), &[], &mapping).unwrap();
-    assert_eq!(known.own.mapping.value("password"), Some(&Value::text("/etc/secret")));
+    assert_eq!(
+        known.own.mapping.value("password"),
+        Some(&OptionValue::text("/etc/secret"))
+    );
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use crate::down::NO_ANSWER;
 use crate::kind::Kind;
-use outbox_core::finding::{Rendered, Value, Words, render, words};
+use outbox_core::finding::{Rendered, ValueLookup, Words, render, words};
 use outbox_core::findings::CHECKS;
 
 pub static WORDS: &[Words] = &[
@@ -134,7 +134,7 @@ static OTHER: Words = words(
 );
 
 /// The problem and the remedy of a code. The value `wrapper` names the kind of the destination.
-pub fn worded(code: &str, value: Value, identifier: &dyn Fn(&str) -> String) -> [Rendered; 2] {
+pub fn worded(code: &str, value: ValueLookup, identifier: &dyn Fn(&str) -> String) -> [Rendered; 2] {
     let wrapper = value("wrapper");
     let kind = wrapper.map_or(Some(Kind::of_settings()), |wrapper| Kind::of_wrapper(&wrapper));
     let own = kind.map_or(&[][..], |kind| kind.words);

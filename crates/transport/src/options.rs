@@ -25,7 +25,7 @@ pub type Pairs = [(String, String)];
 
 /// The value of an option.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
+pub enum OptionValue {
     Text(Secret),
     /// The content of a file. Only settings and the command line name one: whoever may create servers may not read the
     /// files of the server.
@@ -40,7 +40,7 @@ pub struct NamedFile {
     pub path: String,
 }
 
-impl Value {
+impl OptionValue {
     pub fn text(text: impl Into<String>) -> Self {
         Self::Text(Secret::new(text))
     }
@@ -65,9 +65,9 @@ impl Value {
 /// the client certificate.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Certificates {
-    pub ca: Option<Value>,
-    pub cert: Option<Value>,
-    pub key: Option<Value>,
+    pub ca: Option<OptionValue>,
+    pub cert: Option<OptionValue>,
+    pub key: Option<OptionValue>,
 }
 
 /// Why an option is refused.
@@ -142,14 +142,14 @@ impl Setting {
     }
 
     /// The value of the option; None = it is left out.
-    pub fn value(&self, text: String) -> Option<(Level, String, Value)> {
+    pub fn value(&self, text: String) -> Option<(Level, String, OptionValue)> {
         let named_by = self.name.to_str().unwrap_or_default();
         let value = match self.file {
-            Some(_) => Value::File(NamedFile {
+            Some(_) => OptionValue::File(NamedFile {
                 named_by,
                 path: text.clone(),
             }),
-            None => Value::text(text.clone()),
+            None => OptionValue::text(text.clone()),
         };
         (!text.is_empty()).then(|| (self.level, self.option.to_owned(), value))
     }
@@ -157,14 +157,14 @@ impl Setting {
 
 /// The options of a server or of a user mapping, each name once.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Options(pub(crate) Vec<(String, Value)>);
+pub struct Options(pub(crate) Vec<(String, OptionValue)>);
 
 impl Options {
     pub(crate) fn of(pairs: &Pairs) -> Self {
         Self(
             pairs
                 .iter()
-                .map(|(name, value)| (name.clone(), Value::text(value)))
+                .map(|(name, value)| (name.clone(), OptionValue::text(value)))
                 .collect(),
         )
     }
@@ -173,7 +173,7 @@ impl Options {
         self.value(name).is_some()
     }
 
-    pub(crate) fn value(&self, name: &str) -> Option<&Value> {
+    pub(crate) fn value(&self, name: &str) -> Option<&OptionValue> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value)
     }
 

@@ -171,9 +171,9 @@ impl Turn {
 }
 
 /// A turn that ends with its owner.
-struct Place(Rc<RequestPool>, Rc<Turn>);
+struct TurnGuard(Rc<RequestPool>, Rc<Turn>);
 
-impl Drop for Place {
+impl Drop for TurnGuard {
     fn drop(&mut self) {
         self.0.leave(&self.1);
     }
@@ -280,12 +280,12 @@ impl RequestPool {
 
     /// Waits for the right to connect to a broker. lapin has a thread for it, so it counts as a request.
     pub(crate) async fn wait_for_slot(self: &Rc<Self>, is_slow: bool) -> ThreadSlot {
-        let place = Place(Rc::clone(self), Rc::default());
+        let guard = TurnGuard(Rc::clone(self), Rc::default());
         loop {
-            if let Some(slot) = self.ask(&place.1, is_slow) {
+            if let Some(slot) = self.ask(&guard.1, is_slow) {
                 return slot;
             }
-            place.1.comes().await;
+            guard.1.comes().await;
         }
     }
 

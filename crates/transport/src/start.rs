@@ -1,7 +1,7 @@
 //! What a kind starts a publisher with: secrets and certificates, some of them from files. Called by `started`, on the
 //! worker's main thread.
 
-use crate::options::{Certificates, NamedFile, Value};
+use crate::options::{Certificates, NamedFile, OptionValue};
 use crate::secret_file::{SecretFileError, read_secret_file};
 use crate::transport::Transport;
 use crate::{ClientCertificate, Deadline, Publisher, Publishers, Secret, Tls};
@@ -40,10 +40,10 @@ impl<'a> Start<'a> {
     }
 
     /// The password: the value itself, or the first line of its file.
-    pub fn password(&mut self, password: &Value) -> Result<Secret, Finding> {
+    pub fn password(&mut self, password: &OptionValue) -> Result<Secret, Finding> {
         match password {
-            Value::Text(password) => Ok(password.clone()),
-            Value::File(file) => {
+            OptionValue::Text(password) => Ok(password.clone()),
+            OptionValue::File(file) => {
                 let password = read_password(file).map_err(|why| Finding::new("password_file", why))?;
                 self.read.password = Some((file.clone(), password.clone()));
                 Ok(password)
@@ -100,17 +100,17 @@ pub(crate) fn read_tls(certificates: &Certificates) -> Result<Tls, Finding> {
 }
 
 /// What is wrong with a certificate or a key, with the setting that names its file.
-pub(crate) fn certificate_file(pem: &Value, why: String) -> Finding {
+pub(crate) fn certificate_file(pem: &OptionValue, why: String) -> Finding {
     match pem {
-        Value::File(file) => Finding::new("certificate_file", why).with("setting", file.named_by),
-        Value::Text(_) => why.into(),
+        OptionValue::File(file) => Finding::new("certificate_file", why).with("setting", file.named_by),
+        OptionValue::Text(_) => why.into(),
     }
 }
 
-fn read_pem(pem: &Value, read: impl FnOnce(&NamedFile) -> Result<Vec<u8>, String>) -> Result<Vec<u8>, Finding> {
+fn read_pem(pem: &OptionValue, read: impl FnOnce(&NamedFile) -> Result<Vec<u8>, String>) -> Result<Vec<u8>, Finding> {
     match pem {
-        Value::File(file) => read(file).map_err(|why| certificate_file(pem, why)),
-        Value::Text(text) => Ok(text.as_bytes().to_vec()),
+        OptionValue::File(file) => read(file).map_err(|why| certificate_file(pem, why)),
+        OptionValue::Text(text) => Ok(text.as_bytes().to_vec()),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::down::limit_of;
 use crate::kind::Target;
-use crate::options::{Certificates, Value};
+use crate::options::{Certificates, OptionValue};
 use crate::start::{FromFiles, Start, certificate_file, read_password, read_tls};
 use crate::{Deadline, Publisher, Publishers, TlsError, TlsPart, Waker};
 use outbox_core::finding::Finding;
@@ -96,7 +96,7 @@ fn tls_failure(tls: &TlsError, certificates: &Certificates) -> Finding {
         TlsPart::ServerName => return format!("the host of the URL {}", tls.problem).into(),
     };
     match pem {
-        Some(given @ Value::File(file)) => {
+        Some(given @ OptionValue::File(file)) => {
             certificate_file(given, format!("{} {} {}", file.named_by, file.path, tls.problem))
         }
         Some(given) => format!("{} {}", given.called(name), tls.problem).into(),

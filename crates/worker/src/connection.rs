@@ -23,7 +23,7 @@ const GIVE_UP: Duration = Duration::from_millis(600);
 /// The answers to messages that the publisher brought.
 pub type Outcomes = Vec<Answered>;
 
-pub struct Connection<P> {
+pub struct DestinationConnection<P> {
     /// Err: why the destination cannot be used.
     target: Result<Target, Finding>,
     name: String,
@@ -39,7 +39,7 @@ pub struct Connection<P> {
     failure: Option<ConnectionStatus>,
 }
 
-impl<P: DestinationPublisher> Connection<P> {
+impl<P: DestinationPublisher> DestinationConnection<P> {
     pub fn new(runtime: &impl Runtime, destination: &str, target: Result<Target, Finding>) -> Self {
         let name = match destination {
             DEFAULT_DESTINATION => format!("outbox: {}", runtime.id()),

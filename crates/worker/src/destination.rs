@@ -3,7 +3,7 @@
 //! the others.
 
 use crate::admission::AdmissionControl;
-use crate::connection::{Connection, Outcomes};
+use crate::connection::{DestinationConnection, Outcomes};
 use crate::runtime::Runtime;
 use crate::settings::{Described, WorkerSettings};
 use crate::status::{ConnectionStatus, State};
@@ -91,7 +91,7 @@ pub struct Destination<R: Runtime> {
     pub name: String,
     /// The destination was dropped: it ends when its connection is closed and nothing of it is in flight.
     retires: bool,
-    connection: Connection<R::Publisher>,
+    connection: DestinationConnection<R::Publisher>,
     engine: Engine,
     target: Result<Target, Finding>,
     paused: bool,
@@ -145,7 +145,7 @@ impl<R: Runtime> Destination<R> {
         let mut engine = Engine::new(&description.name, sharing, runtime.bounds(), &common.memory);
         engine.set_leases(leases.to_vec(), leaving.clone());
         let needed = target.clone().map(Target::connection);
-        let mut connection = Connection::new(runtime, &description.name, needed);
+        let mut connection = DestinationConnection::new(runtime, &description.name, needed);
         connection.ensure(runtime);
         let mut destination = Self {
             name: description.name.clone(),

@@ -7,7 +7,7 @@ use outbox_transport::AllowList;
 use outbox_transport::described::described;
 use outbox_transport::kind::Kind;
 use outbox_transport::kind::{Limits, Target};
-use outbox_transport::options::{Level, Value};
+use outbox_transport::options::{Level, OptionValue};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ impl WorkerSettings {
     ///
     /// # Errors
     /// A setting is missing or is no number.
-    pub fn read(known: &impl KnownSettings, own: Vec<(Level, String, Value)>) -> Result<Self, String> {
+    pub fn read(known: &impl KnownSettings, own: Vec<(Level, String, OptionValue)>) -> Result<Self, String> {
         let lease_ttl_ms = known.number::<u64>("lease_ttl")? * 1_000;
         let target = default_target(known, own);
         let described = target.as_ref().cloned().unwrap_or_default();
@@ -73,7 +73,7 @@ impl WorkerSettings {
 ///
 /// # Errors
 /// Why the settings describe none.
-pub fn default_target(known: &impl KnownSettings, own: Vec<(Level, String, Value)>) -> Result<Target, String> {
+pub fn default_target(known: &impl KnownSettings, own: Vec<(Level, String, OptionValue)>) -> Result<Target, String> {
     let allow = AllowList::parse(&known.text("http_allow"))?;
     Target::of_settings(|name| known.text(name), own, allow).map_err(|refused| refused.to_string())
 }

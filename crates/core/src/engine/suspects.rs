@@ -11,7 +11,7 @@
 
 use crate::message::{Outcome, Pointer};
 use crate::partition::Partition;
-use crate::settle::{self, Disposition, Failure, FailureKind, RetryPolicy};
+use crate::settle::{self, Disposition, FailureKind, MessageFailure, RetryPolicy};
 use std::mem::{Discriminant, discriminant};
 
 /// A message goes alone after this number of failures of the connection while it was on its way. After the first one
@@ -34,7 +34,7 @@ struct Suspect {
     arrived_before: u64,
     failed_before: u64,
     /// Its last failure alone.
-    failure: Option<Failure>,
+    failure: Option<MessageFailure>,
 }
 
 #[derive(Default)]
@@ -68,10 +68,10 @@ impl Suspects {
     }
 
     /// The last failure of the message alone.
-    pub fn failure(&self, pointer: &Pointer) -> Failure {
+    pub fn failure(&self, pointer: &Pointer) -> MessageFailure {
         let suspect = self.known.get(&pointer.which());
         let failure = suspect.and_then(|suspect| suspect.failure.clone());
-        failure.unwrap_or_else(|| Failure::new(FailureKind::Failed, "others go first"))
+        failure.unwrap_or_else(|| MessageFailure::new(FailureKind::Failed, "others go first"))
     }
 
     /// Forgets the messages of partitions that the worker no longer has.
@@ -93,9 +93,9 @@ impl Suspects {
                 return decide(outcome);
             }
             Outcome::Unanswered { reason, alone: true } | Outcome::Postponed { reason, .. } => {
-                (Failure::new(FailureKind::Failed, reason), true)
+                (MessageFailure::new(FailureKind::Failed, reason), true)
             }
-            Outcome::Nacked => (Failure::nacked(), false),
+            Outcome::Nacked => (MessageFailure::nacked(), false),
             Outcome::Lost { .. } | Outcome::Blocked => return decide(outcome),
             _ => {
                 if *outcome == Outcome::Confirmed {
@@ -283,7 +283,9 @@ mod tests {
         let mut delays = Vec::new();
         for _ in 0..12 {
             match suspects.decide(&Outcome::Nacked, &message(1, 0), &POLICY, 1) {
-                Disposition::Defer { delay_ms, failure } if failure == Failure::nacked() => delays.push(delay_ms),
+                Disposition::Defer { delay_ms, failure } if failure == MessageFailure::nacked() => {
+                    delays.push(delay_ms)
+                }
                 other => panic!("{other:?}"),
             }
         }

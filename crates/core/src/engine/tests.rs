@@ -8,7 +8,7 @@ use super::*;
 use crate::key_order::{BlockedKey, OrderedKey};
 use crate::message::{Event, Outcome, Properties, Publication};
 use crate::open_transactions::OpenTransaction;
-use crate::settle::{Blocks, Disposition, Failure, FailureKind, Ordering, RetryPolicy, Rules};
+use crate::settle::{Blocks, Disposition, FailureKind, MessageFailure, Ordering, RetryPolicy, Rules};
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 
@@ -354,7 +354,7 @@ fn an_event_that_cannot_be_read_is_retried_and_no_message_is_sent_behind_it() {
     else {
         panic!("{dispositions:?}");
     };
-    assert_eq!(failure, &Failure::new(FailureKind::Failed, "division by zero"));
+    assert_eq!(failure, &MessageFailure::new(FailureKind::Failed, "division by zero"));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Tests of the key order, one promise each, and a property test: the key order agrees with a simple list.
 
 use super::*;
-use crate::settle::{Failure, FailureKind};
+use crate::settle::{FailureKind, MessageFailure};
 use proptest::prelude::*;
 
 const P: i64 = 1;
@@ -41,7 +41,7 @@ fn on_outcome(keys: &mut KeyOrder, seq: i64, outcome: &Outcome) -> Vec<(MessageH
 }
 
 fn retry() -> Disposition {
-    let failure = Failure::nacked();
+    let failure = MessageFailure::nacked();
     Disposition::Retry { delay_ms: 1, failure }
 }
 
@@ -58,7 +58,7 @@ fn release() -> Disposition {
 }
 
 fn dead() -> Disposition {
-    let failure = Failure::new(FailureKind::Refused, "dead");
+    let failure = MessageFailure::new(FailureKind::Refused, "dead");
     Disposition::Dead { failure }
 }
 

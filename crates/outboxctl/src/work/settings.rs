@@ -5,7 +5,7 @@ use super::args::WorkArgs;
 use super::error::{WorkError, unexpected};
 use super::worker_session::Refreshed;
 use outbox_transport::kind::Kind;
-use outbox_transport::options::{Level, NamedFile, Value};
+use outbox_transport::options::{Level, NamedFile, OptionValue};
 use outbox_worker::{KnownSettings, WorkerSettings};
 use std::collections::HashMap;
 use std::path::Path;
@@ -25,11 +25,11 @@ impl KnownSettings for Known<'_> {
 }
 
 /// The options of the default destination: of the command line, and of the settings that name no file.
-fn options(known: &Known, args: &WorkArgs) -> Vec<(Level, String, Value)> {
+fn options(known: &Known, args: &WorkArgs) -> Vec<(Level, String, OptionValue)> {
     let url = args
         .url
         .as_ref()
-        .map(|url| (Level::Server, "url".to_owned(), Value::text(url)));
+        .map(|url| (Level::Server, "url".to_owned(), OptionValue::text(url)));
     let files = [
         (Level::Server, "tls_ca", &args.tls_ca, "--tls-ca"),
         (Level::UserMapping, "tls_cert", &args.tls_cert, "--tls-cert"),
@@ -38,7 +38,7 @@ fn options(known: &Known, args: &WorkArgs) -> Vec<(Level, String, Value)> {
     ];
     let file = |path: &Path, named_by| {
         let path = path.display().to_string();
-        Value::File(NamedFile { named_by, path })
+        OptionValue::File(NamedFile { named_by, path })
     };
     let files = files
         .into_iter()

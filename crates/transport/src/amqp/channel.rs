@@ -9,7 +9,7 @@ use super::guard::SocketHandle;
 use super::returns::{ConfirmAnswer, ReturnedMessage, Returns};
 use super::sendable::Sendable;
 use crate::connected::{
-    Attempts, Broken, ChannelEvent, Connection, Limit, Progress, PublishChannel, Taken, Wait, Wire,
+    Attempts, Broken, ChannelEvent, Connection, Limit, PublishChannel, Taken, Wait, Wire, WriteProgress,
 };
 use crate::down::{DownReason, Fault};
 use crate::{Outcome, Publication};
@@ -236,8 +236,8 @@ impl<W: Future<Output = lapin::Result<PublisherConfirm>>> PublishChannel for Lap
         self.link.connection.status().blocked()
     }
 
-    fn progress(&self) -> Progress {
-        Progress {
+    fn progress(&self) -> WriteProgress {
+        WriteProgress {
             written: self.link.sent_bytes.written(),
             taken: self.link.sent_bytes.taken(),
             unwritten: self.attempts.unwritten(),

@@ -6,7 +6,7 @@ use super::findings;
 use super::url::{AmqpAddress, parse_url};
 use crate::down::Fault;
 use crate::kind::{Kind, Peer, Target};
-use crate::options::{FileRule, Options, Refused, Setting, Value};
+use crate::options::{FileRule, OptionValue, Options, Refused, Setting};
 use crate::start::Start;
 use crate::url::Endpoint;
 use crate::{Publisher, Secret, Text};
@@ -78,7 +78,7 @@ struct Exchange {
     url: Option<(String, AmqpAddress)>,
     user: Option<String>,
     /// None = the protocol's default password.
-    password: Option<Value>,
+    password: Option<OptionValue>,
     /// Empty is the broker's default exchange, which routes by queue name.
     name: Text,
     exchange_type: ExchangeType,

@@ -61,7 +61,7 @@ impl Part {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Level {
+struct OpenLevel {
     /// Where in the payload it ends.
     end: u64,
     is_table: bool,
@@ -78,7 +78,7 @@ pub(super) struct Nesting {
     skip: u64,
     /// Where the part begins, once they are skipped.
     at: u64,
-    levels: [Level; LEVELS_MAX],
+    levels: [OpenLevel; LEVELS_MAX],
     depth: usize,
 }
 
@@ -90,7 +90,7 @@ impl Default for Nesting {
             digits: 0,
             skip: 0,
             at: 0,
-            levels: [Level::default(); LEVELS_MAX],
+            levels: [OpenLevel::default(); LEVELS_MAX],
             depth: 0,
         }
     }
@@ -165,7 +165,7 @@ impl Nesting {
                 if self.depth > 0 && end > self.levels[self.depth - 1].end {
                     return Err(MALFORMED);
                 }
-                *self.levels.get_mut(self.depth).ok_or(DEEP)? = Level { end, is_table };
+                *self.levels.get_mut(self.depth).ok_or(DEEP)? = OpenLevel { end, is_table };
                 self.depth += 1;
                 self.end_value(0)
             }
@@ -178,7 +178,7 @@ impl Nesting {
         (self.skip, self.part) = (u64::from(skip), part);
         self.at += self.skip;
         // A part outside of its level belongs to another field for lapin, or to none.
-        let is_inside = |level: &Level| self.at + u64::from(part.bytes()) <= level.end;
+        let is_inside = |level: &OpenLevel| self.at + u64::from(part.bytes()) <= level.end;
         match part == Part::Rest || self.levels[..self.depth].last().is_none_or(is_inside) {
             true => Ok(()),
             false => Err(MALFORMED),
@@ -195,8 +195,8 @@ impl Nesting {
         }
         let part = match self.levels[..self.depth].last() {
             None => Part::Rest,
-            Some(Level { is_table: true, .. }) => Part::Name,
-            Some(Level { is_table: false, .. }) => Part::Type,
+            Some(OpenLevel { is_table: true, .. }) => Part::Name,
+            Some(OpenLevel { is_table: false, .. }) => Part::Type,
         };
         self.go_on(bytes, part)
     }

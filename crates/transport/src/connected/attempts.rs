@@ -89,7 +89,7 @@ impl<T> Numbered<T> {
 /// Publishes, each in two steps: lapin writes it, then the broker confirms it. They are polled when they are added, and
 /// then only after they were woken.
 pub(crate) struct Attempts<W, C> {
-    places: Vec<Place<W, C>>,
+    places: Vec<AttemptSlot<W, C>>,
     /// The places without an attempt.
     free: Vec<usize>,
     unwritten: usize,
@@ -100,7 +100,7 @@ pub(crate) struct Attempts<W, C> {
 
 /// The place of an attempt, and of others after it. A late wake of an attempt only lets the next one be polled once
 /// more.
-struct Place<W, C> {
+struct AttemptSlot<W, C> {
     waker: Waker,
     seq: u64,
     step: Option<Step<W, C>>,
@@ -150,7 +150,7 @@ where
         let (noted, place) = (Arc::clone(&self.noted), self.places.len());
         let waker = Waker::from(Arc::new(PlaceWaker { noted, place }));
         let (seq, step) = (0, None);
-        self.places.push(Place { waker, seq, step });
+        self.places.push(AttemptSlot { waker, seq, step });
         place
     }
 
@@ -175,7 +175,7 @@ where
 
     /// The seq and the result of the attempt in this place, if it is ready.
     fn poll(&mut self, place: usize) -> Option<(u64, Result<T, E>)> {
-        let Place { waker, seq, step } = &mut self.places[place];
+        let AttemptSlot { waker, seq, step } = &mut self.places[place];
         let mut context = Context::from_waker(waker);
         let result = loop {
             match step.as_mut()? {

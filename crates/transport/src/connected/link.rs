@@ -113,7 +113,7 @@ pub(crate) struct Taken {
 }
 
 /// What the peer has of the bytes that were sent, in the order of sending.
-pub(crate) struct Progress {
+pub(crate) struct WriteProgress {
     /// The bytes that were written to the connection.
     pub(crate) written: u64,
     /// Those of them that the peer has taken.
@@ -163,7 +163,7 @@ pub(crate) trait PublishChannel {
     /// Whether the peer takes no messages for now.
     fn is_blocked(&self) -> bool;
 
-    fn progress(&self) -> Progress;
+    fn progress(&self) -> WriteProgress;
 
     /// Asks for a sign of life, unless that is on its way: [`ChannelEvent::Alive`] follows. The peer gives it after it has
     /// received all earlier messages.

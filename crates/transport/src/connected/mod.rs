@@ -20,8 +20,8 @@ pub(crate) use dial::dial;
 pub(crate) use life::keep_connected;
 pub use link::Terms;
 pub(crate) use link::{
-    BACKOFF_MAX, BACKOFF_MIN, Broken, CAUSE_LIMIT, ChannelEvent, Connection, Connector, Limit, PATIENCE, Progress,
-    PublishChannel, Taken, Wait, Wire,
+    BACKOFF_MAX, BACKOFF_MIN, Broken, CAUSE_LIMIT, ChannelEvent, Connection, Connector, Limit, PATIENCE,
+    PublishChannel, Taken, Wait, Wire, WriteProgress,
 };
 #[cfg(feature = "toy")]
 pub(crate) use stream::{Protocol, Received, Streamed};

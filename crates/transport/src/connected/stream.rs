@@ -4,7 +4,9 @@
 //! Runs on the publisher thread.
 
 use super::dial::dial;
-use super::link::{Broken, ChannelEvent, Connection, Connector, Limit, Progress, PublishChannel, Taken, Wait, Wire};
+use super::link::{
+    Broken, ChannelEvent, Connection, Connector, Limit, PublishChannel, Taken, Wait, Wire, WriteProgress,
+};
 use crate::down::{DownReason, Fault};
 use crate::transfer::unacknowledged;
 use crate::url::Endpoint;
@@ -246,9 +248,9 @@ impl<P: Protocol> PublishChannel for StreamChannel<P> {
         false
     }
 
-    fn progress(&self) -> Progress {
+    fn progress(&self) -> WriteProgress {
         let state = self.state.borrow();
-        Progress {
+        WriteProgress {
             written: state.written,
             taken: state.written.saturating_sub(unacknowledged(&*self.stream)),
             unwritten: usize::from(!state.output.is_empty()),

@@ -302,24 +302,24 @@ pub(crate) fn is_end(error: &io::Error) -> bool {
 pub(crate) struct CompletionMark(pub(crate) Arc<Line>);
 
 impl<In: Transport> Connector<In> for CompletionMark {
-    type Out = Received<In>;
+    type Out = WatchedConnection<In>;
 
-    fn connect(&self, _: &ConnectionDetails<'_>, chained: Option<In>) -> Result<Option<Received<In>>, Error> {
+    fn connect(&self, _: &ConnectionDetails<'_>, chained: Option<In>) -> Result<Option<WatchedConnection<In>>, Error> {
         self.0.is_made.store(true, Ordering::Relaxed);
         let line = Arc::clone(&self.0);
-        Ok(chained.map(|connection| Received { connection, line }))
+        Ok(chained.map(|connection| WatchedConnection { connection, line }))
     }
 }
 
 /// A connection, with TLS if there is any: it notices the bytes of an answer, and its status. A message of TLS is none,
 /// such as that the peer closes the connection.
 #[derive(Debug)]
-pub(crate) struct Received<In> {
+pub(crate) struct WatchedConnection<In> {
     connection: In,
     line: Arc<Line>,
 }
 
-impl<In: Transport> Transport for Received<In> {
+impl<In: Transport> Transport for WatchedConnection<In> {
     fn buffers(&mut self) -> &mut dyn Buffers {
         self.connection.buffers()
     }
