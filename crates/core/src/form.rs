@@ -7,15 +7,18 @@ use crate::format::Format;
 use crate::refusal::{Refusal, check_short};
 use crate::text::Text;
 
-/// What the messages of a kind of destination look like.
+/// What the messages of a kind of destination look like. A kind begins with [`Form::TYPED`] or [`Form::TEXT`], and sets
+/// what differs.
 #[derive(Clone, Copy)]
 pub struct Form {
-    /// What the address of a message is called, as in "the routing key is too long".
+    /// The noun for the address of a message, as in "the routing key is too long".
     pub address: &'static str,
-    /// Whether the peer knows properties and typed headers. If not, all is in headers of text, under names that begin
-    /// with `outbox-`.
+    /// Whether the peer has properties beside the headers, such as a message id, a type and a time. Then outbox sets
+    /// them, and [`SYSTEM_HEADERS`]. If not, outbox sets headers instead, under names that begin with `outbox-`. It
+    /// converts no value: the transport gets a [`HeaderValue`](crate::message::HeaderValue) either way, and writes
+    /// numbers and booleans as text if its protocol has only that.
     pub has_properties: bool,
-    /// The limit of all headers, in bytes.
+    /// The limit of all headers of a message together, in bytes: names and values.
     pub headers_max: usize,
     /// The name of a header as it is sent; of several that are equal then, the last in the order of bytes counts. Err: the
     /// peer has no such name. None = each name is sent as it is.
@@ -24,9 +27,11 @@ pub struct Form {
     pub is_reserved: fn(&str) -> bool,
     /// Refuses a header that would make the peer refuse other messages as well. Called also at enqueue, for all kinds.
     pub check_name: fn(&str) -> Result<(), Refusal>,
-    /// A text of outbox as the value of a header. Texts of users are sent as they are.
+    /// A text of the event or of outbox as the value of one of its `outbox-` or `ce-` headers, encoded so that
+    /// `is_sendable` is true. Headers of users and of destinations are sent as they are. Not called if there are
+    /// properties, but for the attributes of a CloudEvent.
     pub value: fn(&str) -> Text,
-    /// Whether the value of a header can be sent.
+    /// Whether this text can be sent as the value of a header. If not, its message is a dead letter.
     pub is_sendable: fn(&str) -> bool,
 }
 
@@ -34,7 +39,7 @@ pub struct Form {
 type SentName = fn(&str) -> Result<String, Refusal>;
 
 impl Form {
-    /// A peer with properties and typed headers under any name.
+    /// A peer with properties and typed headers, under any name and with any text. No header is reserved.
     pub const TYPED: Self = Self {
         address: "address",
         has_properties: true,
@@ -45,7 +50,9 @@ impl Form {
         value: |text| Text::Owned(text.to_owned()),
         is_sendable: |_| true,
     };
-    /// A peer with headers of text under any name.
+    /// A peer with headers and no properties: [`Form::TYPED`] but for that. A peer whose headers cannot have any name
+    /// or text needs `name`, `value` and `is_sendable` as well; a peer without headers can leave them out of what it
+    /// writes.
     pub const TEXT: Self = Self {
         has_properties: false,
         ..Self::TYPED

@@ -23,46 +23,67 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A kind of destination, as data and a few functions.
+/// A kind of destination, as data and a few functions. Each kind is one `static`, with a line in [`crate::kinds`]. Two
+/// kinds are equal if their wrappers are.
 pub struct Kind {
-    /// Its foreign data wrapper: `outbox_` and a word.
+    /// The name of its foreign data wrapper: `outbox_` and a word, such as `outbox_http`. CREATE EXTENSION makes the
+    /// wrapper, with a validator that is called `outbox_http_validator`.
     pub wrapper: &'static str,
-    /// Its protocol, for people.
+    /// The name of its protocol on screens, such as `HTTP`.
     pub protocol: &'static str,
-    /// What a destination of this kind is, and where its secrets belong.
+    /// The comment of the wrapper, in sentences: what a destination of this kind is, and where its secrets belong.
     pub about: &'static str,
-    /// The word for what is at the other end.
+    /// The noun for the program at the other end, in logs and findings, such as `broker`. It stands behind "the".
     pub peer: &'static str,
-    /// Whether there is a connection before the first message: "connected" then proves that the peer can be reached, and a
-    /// recheck makes another one.
+    /// Whether there is a connection before the first message: "connected" then proves that the peer can be reached,
+    /// and a recheck makes another one. false = the first message connects.
     pub connects_first: bool,
-    /// What it connects to, if that is checked then: its reasons begin with this word.
+    /// The noun for the object at the peer that messages are sent to, such as `exchange`, if connecting checks that it
+    /// exists. The names of the `reasons` that are about it begin with this noun and `_`: outbox_check() finds them by
+    /// that. None = nothing is checked.
     pub place: Option<&'static str>,
-    /// What it logs in with, if there is no user mapping and it has a URL of its own.
+    /// What a destination with a URL in its server logs in with if it has no user mapping, as the detail of a step of
+    /// outbox_check(), such as `no secret is used`.
     pub without_mapping: &'static str,
-    /// Whether the messages of a key go one after the other, each when the last one was answered.
+    /// Whether the transport sends a message of a key only when the one before it was answered. A claim then takes
+    /// fewer messages of a key. false = they follow each other within the window.
     pub one_by_one: bool,
-    /// Whether a destination that anyone describes may be in a private network.
+    /// Whether a destination whose URL is not that of the settings may be in a private network without
+    /// outbox.http_allow, although its creator need not be a superuser.
     pub may_be_private: bool,
     /// What its messages look like.
     pub form: Form,
-    /// The option that is the template of the address of each message. None = the destination is the whole address.
+    /// The option of a server that is the template of the address of each message, such as `routing_key`. It is also
+    /// one of `of_server`. None = the URL is the whole address, and messages have an empty one.
     pub address: Option<&'static str>,
-    /// The options of its servers, in addition to those of all kinds.
+    /// The names of the options of its servers. Those that every kind has (`OF_SERVER` in `described`) are not listed.
+    /// `max_in_flight`, `on_unroutable`, and one of `confirm_timeout` and `timeout` are listed if the kind has them;
+    /// `described` reads them.
     pub of_server: &'static [&'static str],
-    /// The options of its user mappings, in addition to those of all kinds.
+    /// The names of the options of its user mappings: secrets, and what belongs to them. `tls_cert` and `tls_key`,
+    /// which every kind has, are not listed.
     pub of_mapping: &'static [&'static str],
-    /// The settings of the server that are options of its default destination.
+    /// The settings of the server, each with the option for which it stands. Only those of the first kind in
+    /// [`crate::kinds::KINDS`] exist, because the default destination is of that kind.
     pub settings: &'static [Setting],
-    /// Why a connection of this kind may be down, in addition to what all kinds have.
+    /// Why a connection of this kind may be down, in addition to [`DownReason::ALL`].
     pub reasons: &'static [DownReason],
-    /// The words of its findings, in addition to those of all kinds.
+    /// The words of its findings. They count before those of all kinds for the same code. Each of `reasons` needs a
+    /// row here or there.
     pub words: &'static [Words],
-    /// Reads the options that only this kind has.
+    /// Reads the options of a destination.
     pub read: ReadOptions,
 }
 
-/// Reads the options of a server and of its user mapping.
+/// Reads the options of a server and of its user mapping. It gets those that `described` has not read, by the names in
+/// `of_server` and `of_mapping`, with those of the settings where they are inherited. It ignores names that it does
+/// not know: another version may have stored them.
+///
+/// It must accept missing options, also no options at all: validators check each object by itself, and a setting is
+/// checked alone. What a destination lacks is an error of [`Peer::start`].
+///
+/// # Errors
+/// The first option with a bad value. The error must not repeat the value, which may be a secret.
 pub type ReadOptions = fn(server: &Options, mapping: &Options) -> Result<Arc<dyn Peer>, Refused>;
 
 impl PartialEq for Kind {
@@ -77,26 +98,34 @@ impl fmt::Debug for Kind {
     }
 }
 
-/// The peer of one destination, as its options describe it.
+/// The peer of one destination, as its options describe it. [`Kind::read`] makes it. It is data: only `start` opens
+/// anything.
 pub trait Peer: Any + Send + Sync {
-    /// The servers that its URL names; none if it has no URL.
+    /// The servers that its URL names, with their ports; none if it has no URL.
     fn endpoints(&self) -> Vec<Endpoint>;
 
-    /// The template of the address of each message.
+    /// The template of the address of each message; an empty one if the kind has no option for it.
     fn address(&self) -> &Template;
 
-    /// Where a message with this address goes, for people: names and values.
+    /// Where a message with this address goes, for the page of a message: labels and values. Without secrets.
     fn facts(&self, address: &str) -> Vec<(&'static str, String)>;
 
-    /// Starts its publisher. Err: why the destination cannot be used as it is described.
+    /// Starts its publisher, which connects on the publisher thread. Called on the worker's main thread: it reads files,
+    /// and waits for nothing else.
+    ///
+    /// # Errors
+    /// A finding: the destination cannot be used as it is described, for example without a URL, or because a file cannot
+    /// be read. The inner error is that of `Start::publisher`.
     fn start(&self, target: &Target, start: &mut Start<'_>) -> Result<io::Result<Publisher>, Finding>;
 
-    /// What is wrong with its connection, from the words of the peer. `all`: the destinations of the worker.
+    /// What is wrong with its connection, if the words of the peer say more than the fault. `all`: the destinations of
+    /// the worker.
     fn explain(&self, fault: Fault, _all: &[Target]) -> Finding {
         fault.finding
     }
 
-    /// What is wrong with a peer that takes no messages, from its words.
+    /// What is wrong with a peer that takes no messages for now. `detail`: its words, which the transport reported with
+    /// the state.
     fn blocked(&self, detail: String) -> Finding {
         Finding::new("blocked", detail)
     }

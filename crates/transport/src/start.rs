@@ -8,19 +8,22 @@ use crate::{ClientCertificate, Deadline, Publisher, Publishers, Secret, Tls};
 use outbox_core::finding::Finding;
 use std::io;
 
+/// What was read from files. The worker compares it with the files later, and replaces the publisher when they differ.
 #[derive(Default)]
 pub(crate) struct FromFiles {
-    /// None = the password is not in a file.
+    /// None = the password is not in a file, or the kind has none.
     pub(crate) password: Option<(NamedFile, Secret)>,
-    /// None = no TLS.
+    /// Also those that are not in files. None = no TLS.
     pub(crate) tls: Option<Tls>,
 }
 
-/// What a kind of destination starts a publisher with.
+/// What [`Peer::start`](crate::kind::Peer::start) starts a publisher with. Secrets and certificates are read through it,
+/// so that the worker notices when their files change.
 pub struct Start<'a> {
     publishers: &'a Publishers,
-    /// Shown to the peer.
+    /// The name of the connection, for lists that the peer shows: the worker and the destination.
     pub connection_name: &'a str,
+    /// Until when messages may be sent: the transport takes a clone, and sends none after it.
     pub deadline: &'a Deadline,
     pub(crate) read: FromFiles,
 }
@@ -35,11 +38,18 @@ impl<'a> Start<'a> {
         }
     }
 
+    /// Starts the publisher of this transport on the publisher thread of the worker.
+    ///
+    /// # Errors
+    /// That of [`Transport::check`], or of the system if there is no thread or descriptor for it.
     pub fn publisher(&self, transport: impl Transport) -> io::Result<Publisher> {
         self.publishers.start(transport)
     }
 
-    /// The password: the value itself, or the first line of its file.
+    /// The password: the value itself, or the first line of its file, without white space at its end.
+    ///
+    /// # Errors
+    /// A finding `password_file`: the file cannot be read, is not private, is empty or is not UTF-8.
     pub fn password(&mut self, password: &OptionValue) -> Result<Secret, Finding> {
         match password {
             OptionValue::Text(password) => Ok(password.clone()),
@@ -51,7 +61,13 @@ impl<'a> Start<'a> {
         }
     }
 
-    /// The certificates, of which some may be in files.
+    /// The certificates in PEM, of which some may be in files. Only a kind whose URL asks for TLS calls
+    /// this. The name that the certificate of the peer must have is the host of the URL (`server_name` is None).
+    /// [`Transport::check`] refuses what is no certificate.
+    ///
+    /// # Errors
+    /// A finding, `certificate_file` if it is about a file: one that cannot be read, a key that is not private, or a
+    /// certificate without its key.
     pub fn tls(&mut self, certificates: &Certificates) -> Result<Tls, Finding> {
         let tls = read_tls(certificates)?;
         self.read.tls = Some(tls.clone());

@@ -26,22 +26,37 @@ use tokio::time::timeout_at;
 /// than these and one message still go out.
 const OUTPUT_MAX: usize = 64 << 10;
 
-/// How the messages of a kind are written, and its answers read.
+/// How the messages of a kind are written, and its answers read. Cloned for each connection and for each channel. Nothing
+/// here waits: bytes go into and come out of buffers, and `stream` has the socket.
 pub(crate) trait Protocol: Clone + Send + 'static {
-    /// Writes a message. Err: it can never be sent.
+    /// Appends a message to the output, whole. `number`: from 0 on in a channel, in order; the answer names it. The
+    /// window limits how many messages have none.
+    ///
+    /// # Errors
+    /// Why it can never be sent, for the dead letter. The output must then be as it was; the next message has the same
+    /// number.
     fn write(&self, number: u64, message: Publication, output: &mut Vec<u8>) -> Result<(), String>;
 
-    /// Writes a request that every peer of this kind answers, in the order of what it has received. The first one shows
-    /// that the peer is of this kind.
+    /// Appends a request that every peer of this kind answers, after it has received all that was sent before:
+    /// [`ChannelEvent::Alive`] stands for that answer. It is the first thing on a connection, where the answer shows
+    /// that the peer is of this kind; later it shows that a peer without confirms is alive.
     fn write_probe(&self, output: &mut Vec<u8>);
 
-    /// Reads the first thing in the input: its length, and what it is. None = it is not complete.
+    /// Reads the first thing in the input: its length in bytes, above 0, and what it is. None = it is not complete, and
+    /// the next call gets the same bytes with more behind them. So an implementation limits how long a thing may be.
+    /// Called again with the rest until it returns None.
+    ///
+    /// # Errors
+    /// The peer violates the protocol ([`DownReason::PROTOCOL`]): the connection is given up.
     fn read(&self, input: &[u8]) -> Result<Option<(usize, Received)>, Fault>;
 }
 
-/// What a peer says.
+/// What a peer has sent.
 pub(crate) enum Received {
+    /// The outcome of the message with this number. Answers may come in any order; one for a number without an open
+    /// message is ignored.
     Answer(u64, Outcome),
+    /// Something about the peer, apart from messages.
     Event(ChannelEvent),
 }
 
