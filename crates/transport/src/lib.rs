@@ -1,9 +1,14 @@
-//! The transports of the outbox: they deliver a `Publication` to a broker or a URL and return its `Outcome`.
+//! The transports of the outbox: they deliver a `Publication` to a broker or a URL and return its `Outcome`. Here is
+//! also all that differs between kinds of destinations: options, findings, the form of messages.
 //!
-//! This code runs inside a Postgres background worker, so three things are absent on purpose. No Postgres: there is no
-//! pgrx in this crate, because a Postgres call off the main thread aborts the whole server. No logging: states and
-//! outcomes are events, and the worker logs them. No signal on any thread started here: Postgres' handlers must run on
-//! the main thread only.
+//! A worker runs this code, in a background worker of Postgres or in `outboxctl work`. Sessions in the server and
+//! `outboxctl serve` call the pure parts: they check options, and show what is wrong. So three things are absent on
+//! purpose. No Postgres: there is no pgrx in this crate, because a Postgres call off the main thread aborts the whole
+//! server. No logging: states and outcomes are events, and the worker logs them. No signal on any thread started here:
+//! Postgres' handlers must run on the main thread only.
+//!
+//! Each worker has one thread `outbox-publish` for all its destinations. Beside it there are a pool of `outbox-http`,
+//! an `outbox-resolve` for each lookup that runs, and lapin's `lapin-io-loop` for each AMQP connection.
 //!
 //! | module | question it answers | thread |
 //! |---|---|---|
@@ -24,7 +29,7 @@
 //! | `intake` | how does a transport get messages and report outcomes? | `outbox-publish` |
 //! | `pool` | which request gets a thread, and when do idle threads and connections end? | `outbox-publish`, `outbox-http` |
 //! | `connected::life`, `connected::endpoints` | which connection is opened, used, replaced and closed when? | `outbox-publish` |
-//! | `connected::publish_loop` | what goes over one connection: publish within a window, take answers, time out | `outbox-publish` |
+//! | `connected::publish_loop` | what is sent over a connection, which answers come back, and when is it given up? | `outbox-publish` |
 //! | `connected::link` | what does a kind provide for that? | `outbox-publish` |
 //! | `connected::unconfirmed` | for how long may a peer leave messages without an answer? | `outbox-publish`, pure |
 //! | `connected::dial` | how is a TCP connection made? | `outbox-publish` |
@@ -52,7 +57,7 @@
 //! | `http::request_thread` | how is one message posted? | `outbox-http` |
 //! | `http::request` | what does its request look like? | `outbox-http`, pure |
 //! | `http::answer` | what does an answer mean? | `outbox-http`, pure |
-//! | `http::line` | the connection of a request, and its kill switch | `outbox-http` |
+//! | `http::line` | over which connection does a request go, and how is it cut? | `outbox-http`, cut from `outbox-publish` |
 //! | `tls` | which peers does a connection trust, and what does a TLS error mean? | any, pure |
 //! | `scheduler` | what does the worker request from the kernel? | the worker's main thread, before it starts others |
 //! | `http::signature` | how is a message signed? | `outbox-http`, pure |

@@ -1,13 +1,17 @@
 //! The worker of the outbox: the passes of the workers in the server and of `outboxctl work`.
 //!
-//! In each pass a [`Worker`] takes outcomes, tends its leases, claims messages, hands them to the publishers and
+//! In each pass a [`Worker`] takes outcomes, renews and takes leases, claims messages, hands them to the publishers and
 //! settles. crates/core makes its decisions. It acts through a [`Runtime`], the process that it runs in, which provides
 //! the tables (by SPI or by a session), shared memory, clocks, connections, settings, log and statistics. A simulation
-//! is a runtime, too. This crate knows neither Postgres nor a terminal.
+//! is a runtime, too. This crate has no client of Postgres and no terminal: `protocol` names the SQL functions of the
+//! extension, and its host runs them.
 //!
 //! The runtime runs the loop around [`Worker::pass`] and the wait between two passes. It also ends the process, and
-//! opens a new session when one is lost. Nothing unwinds through the worker, and all of it runs on the thread that
-//! calls it.
+//! opens a new session when one is lost. An error is a result: nothing unwinds through the worker. All of it runs on
+//! the thread that calls it; only the publishers have threads.
+//!
+//! Sessions in the server use `settings` and [`rewinds`] as well: they check the destination of the settings, and
+//! record rewinds for the lanes that workers read.
 //!
 //! | module | question it answers |
 //! |---|---|
