@@ -6,7 +6,7 @@
 //! |---|---|---|---|---|
 //! | `launcher` | server | how to wake the launcher, and its numbers | launcher, sessions | all |
 //! | `databases` | database | its counters, why its workers are woken, and what follows | all | all |
-//! | – `lanes` | | the seq from which each lane is read again, and the worker that reads it | sessions, workers | workers |
+//! | – `rewinds` | | the seq from which each lane is read again, and the worker that reads it | sessions, workers | workers |
 //! | – `requests` | | what a session requests of the workers | sessions | workers |
 //! | – `maintenance_state` | | what one maintenance run leaves to the next | maintenance, sessions | launcher, maintenance |
 //! | `workers` | worker or maintenance process | where it runs, under which number, its answer to a request | workers | all |

@@ -1,5 +1,5 @@
 //! The owner of the lane: leases that are given back, taken and lost, and workers that die. Models `src/worker/` and
-//! `src/shared/lanes.rs`.
+//! `src/shared/rewinds.rs`.
 
 use super::worker::{At, Worker};
 use super::{Action, FastPath, Mistake, SLOTS, SlotState, State, Taking, Withdraw, members};
