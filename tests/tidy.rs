@@ -8,6 +8,10 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use outbox_core::envelope::SHORT_STRING_MAX;
+use outbox_core::event::EVENT_BYTES_MAX;
+use outbox_core::partition::PartitionCount;
+use outbox_core::settle::EXPIRED;
 use serde_json::Value;
 
 /// What is refused, whether a line of code of a file is that, and a violation: a rule that finds nothing would not be
@@ -414,6 +418,46 @@ fn all_that_names_a_version_names_that_of_this_tree() {
         [&meta["version"], &extension["version"], &extension["file"]],
         [VERSION, VERSION, &newest]
     );
+}
+
+/// SQL and texts repeat some limits of the code.
+#[test]
+fn sql_and_texts_have_the_limits_of_the_code() {
+    let limit = |path: &str, name: &str| {
+        let text = read(path);
+        let declared = text.split_once(&format!("const {name}: "));
+        let value = declared.and_then(|(_, rest)| rest.split_once(';')?.0.split_once(" = "));
+        let (_, value) = value.unwrap_or_else(|| panic!("{path} has no {name}"));
+        value.replace('_', "")
+    };
+    let (short, partitions, event) = (SHORT_STRING_MAX, PartitionCount::MAX, EVENT_BYTES_MAX);
+    let destinations = limit("src/shared/statistics.rs", "MAX_DESTINATIONS");
+    let causes = limit("src/shared/error_groups.rs", "MAX_OF_DATABASE");
+    let dead = limit("src/worker/maintenance.rs", "COUNT_ROWS_MAX");
+    assert_eq!(dead, limit("crates/outboxctl/src/serve/snapshot.rs", "DEAD_CAP"));
+    let (tables, capture) = ("sql/src/10_tables.sql", "sql/src/26_capture.sql");
+    let (expiry, relay) = ("sql/src/32_expiry.sql", "sql/src/46_relay.sql");
+    for (path, part) in [
+        (tables, format!("octet_length(aggregate_id) <= {short})")),
+        (tables, format!("octet_length(key) <= {short})")),
+        (capture, format!("|| 'ForceDeleted') > {short} ")),
+        (tables, format!("partition_count between 1 and {partitions})")),
+        ("sql/src/12_identity.sql", format!("least(highest + 1, {partitions})")),
+        ("sql/src/20_enqueue.sql", format!("not between 1 and {partitions} then")),
+        (
+            "sql/src/41_configure.sql",
+            format!("not between 1 and {partitions} then"),
+        ),
+        (relay, format!("event_bytes_max constant integer := {event};")),
+        (relay, format!("'{EXPIRED}'")),
+        (expiry, format!("'{EXPIRED}'")),
+        ("sql/src/50_views.sql", format!("outbox_dead limit {dead})")),
+        ("sql/src/51_monitoring.sql", format!(", {causes} causes at most")),
+        ("crates/core/src/findings.rs", format!("those of {destinations}\"")),
+        ("docs/sql-api.md", format!("beyond {destinations} destinations")),
+    ] {
+        assert!(read(path).contains(&part), "{path} has no {part}");
+    }
 }
 
 fn is_store(path: &str) -> bool {

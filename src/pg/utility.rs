@@ -202,27 +202,8 @@ unsafe extern "C-unwind" fn report(
                 let name = (*node.cast::<pg_sys::DropdbStmt>()).dbname;
                 database(DatabaseChange::Takes, name, context)
             }
-            NodeTag::T_AlterDatabaseStmt => {
-                let alter = node.cast::<pg_sys::AlterDatabaseStmt>();
-                let moves = option((*alter).options, c"tablespace").is_some();
-                database(
-                    if moves {
-                        DatabaseChange::Takes
-                    } else {
-                        DatabaseChange::Alters
-                    },
-                    (*alter).dbname,
-                    context,
-                )
-            }
-            NodeTag::T_CreatedbStmt => {
-                let create = node.cast::<pg_sys::CreatedbStmt>();
-                let template = option((*create).options, c"template").filter(|option| !(**option).arg.is_null());
-                let name = template.map_or(c"template1".as_ptr(), |option| {
-                    pg_sys::defGetString(option).cast_const()
-                });
-                database(DatabaseChange::Copies, name, context)
-            }
+            NodeTag::T_AlterDatabaseStmt => alter_database(node.cast(), context),
+            NodeTag::T_CreatedbStmt => create_database(node.cast(), context),
             NodeTag::T_RenameStmt => rename(planned, query),
             NodeTag::T_CreateExtensionStmt => {
                 wait_for_another_create((*node.cast::<pg_sys::CreateExtensionStmt>()).extname);
@@ -232,66 +213,14 @@ unsafe extern "C-unwind" fn report(
                 let create = node.cast::<pg_sys::CreateForeignServerStmt>();
                 server(planned, query, text::of_c((*create).fdwname), (*create).servername)
             }
-            NodeTag::T_VariableSetStmt => {
-                let set = node.cast::<pg_sys::VariableSetStmt>();
-                let is_value = (*set).kind == pg_sys::VariableSetKind::VAR_SET_VALUE && !(*set).name.is_null();
-                let name = if is_value { CStr::from_ptr((*set).name) } else { c"" };
-                let is_ours = (name.to_bytes().get(..7)).is_some_and(|prefix| prefix.eq_ignore_ascii_case(b"outbox."));
-                !is_ours || call(UtilityStatement::Set(text::of_c_str(name).to_ascii_lowercase()))
-            }
-            NodeTag::T_GrantRoleStmt => {
-                let grant = node.cast::<pg_sys::GrantRoleStmt>();
-                let roles = PgList::<pg_sys::AccessPriv>::from_pg((*grant).granted_roles);
-                let roles = roles.iter_ptr().filter(|_| (*grant).is_grant);
-                add_members(roles.map(|role| (*role).priv_name))
-            }
-            NodeTag::T_CreateRoleStmt => {
-                let create = node.cast::<pg_sys::CreateRoleStmt>();
-                let groups =
-                    option((*create).options, c"addroleto").map_or(std::ptr::null_mut(), |groups| (*groups).arg);
-                let groups = PgList::<pg_sys::RoleSpec>::from_pg(groups.cast());
-                add_members(groups.iter_ptr().map(|group| (*group).rolename))
-            }
-            NodeTag::T_AlterRoleStmt => {
-                let alter = node.cast::<pg_sys::AlterRoleStmt>();
-                let adds = (*alter).action > 0 && option((*alter).options, c"rolemembers").is_some();
-                add_members(adds.then(|| (*(*alter).role).rolename).into_iter())
-            }
-            NodeTag::T_AlterTableStmt => {
-                let alter = node.cast::<pg_sys::AlterTableStmt>();
-                let commands = PgList::<pg_sys::AlterTableCmd>::from_pg((*alter).cmds);
-                let switches_all = commands.iter_ptr().all(|command| is_trigger_switch((*command).subtype));
-                let table = if switches_all { relation((*alter).relation) } else { 0 };
-                for command in commands.iter_ptr() {
-                    if let Some(change) = partition_change((*command).subtype) {
-                        let named = (*(*command).def.cast::<pg_sys::PartitionCmd>()).name;
-                        partition(change, relation(named), relation((*alter).relation));
-                    }
-                }
-                table == 0 || call(UtilityStatement::SwitchTriggers(table))
-            }
-            NodeTag::T_TruncateStmt => {
-                let truncate = node.cast::<pg_sys::TruncateStmt>();
-                let tables = PgList::<pg_sys::RangeVar>::from_pg((*truncate).relations);
-                let tables = tables.iter_ptr().map(|name| relation(name));
-                tables.filter(|table| *table != 0).all(|table| {
-                    partition(PartitionChange::Truncate, table, catalog::partitioned_by(table));
-                    !(*truncate).restart_seqs || call(UtilityStatement::Restart(table))
-                })
-            }
+            NodeTag::T_VariableSetStmt => set(node.cast()),
+            NodeTag::T_GrantRoleStmt => grant_role(node.cast()),
+            NodeTag::T_CreateRoleStmt => create_role(node.cast()),
+            NodeTag::T_AlterRoleStmt => alter_role(node.cast()),
+            NodeTag::T_AlterTableStmt => alter_table(node.cast()),
+            NodeTag::T_TruncateStmt => truncate(node.cast()),
             NodeTag::T_DropStmt => {
-                let drop = node.cast::<pg_sys::DropStmt>();
-                if (*drop).removeType == pg_sys::ObjectType::OBJECT_TABLE {
-                    let names = PgList::<pg_sys::List>::from_pg((*drop).objects);
-                    let table = |name: *mut pg_sys::List| relation(pg_sys::makeRangeVarFromNameList(name));
-                    let tables: Vec<u32> = names.iter_ptr().map(table).collect();
-                    for table in &tables {
-                        let parent = catalog::partitioned_by(*table);
-                        if !tables.contains(&parent) {
-                            partition(PartitionChange::Drop, *table, parent);
-                        }
-                    }
-                }
+                drop_objects(node.cast());
                 true
             }
             _ => true,
@@ -316,6 +245,31 @@ unsafe fn database(kind: DatabaseChange, name: *const c_char, context: pg_sys::P
         database,
         is_refused,
     }))
+}
+
+unsafe fn alter_database(
+    alter: *const pg_sys::AlterDatabaseStmt,
+    context: pg_sys::ProcessUtilityContext::Type,
+) -> bool {
+    // SAFETY: a node of the grammar.
+    unsafe {
+        let change = match option((*alter).options, c"tablespace") {
+            Some(_) => DatabaseChange::Takes,
+            None => DatabaseChange::Alters,
+        };
+        database(change, (*alter).dbname, context)
+    }
+}
+
+unsafe fn create_database(create: *const pg_sys::CreatedbStmt, context: pg_sys::ProcessUtilityContext::Type) -> bool {
+    // SAFETY: a node of the grammar.
+    unsafe {
+        let template = option((*create).options, c"template").filter(|option| !(**option).arg.is_null());
+        let name = template.map_or(c"template1".as_ptr(), |option| {
+            pg_sys::defGetString(option).cast_const()
+        });
+        database(DatabaseChange::Copies, name, context)
+    }
 }
 
 unsafe fn rename(planned: *mut pg_sys::PlannedStmt, query: *const c_char) -> bool {
@@ -378,11 +332,96 @@ unsafe fn wait_for_another_create(name: *const c_char) {
     }
 }
 
+/// SET of any setting.
+unsafe fn set(set: *const pg_sys::VariableSetStmt) -> bool {
+    // SAFETY: a node of the grammar.
+    let name = unsafe {
+        let is_value = (*set).kind == pg_sys::VariableSetKind::VAR_SET_VALUE && !(*set).name.is_null();
+        if is_value { CStr::from_ptr((*set).name) } else { c"" }
+    };
+    let is_ours = (name.to_bytes().get(..7)).is_some_and(|prefix| prefix.eq_ignore_ascii_case(b"outbox."));
+    !is_ours || call(UtilityStatement::Set(text::of_c_str(name).to_ascii_lowercase()))
+}
+
+/// GRANT or REVOKE of roles.
+unsafe fn grant_role(grant: *const pg_sys::GrantRoleStmt) -> bool {
+    // SAFETY: a node of the grammar.
+    unsafe {
+        let roles = PgList::<pg_sys::AccessPriv>::from_pg((*grant).granted_roles);
+        let roles = roles.iter_ptr().filter(|_| (*grant).is_grant);
+        add_members(roles.map(|role| (*role).priv_name))
+    }
+}
+
+unsafe fn create_role(create: *const pg_sys::CreateRoleStmt) -> bool {
+    // SAFETY: a node of the grammar; IN ROLE has a list of RoleSpec.
+    unsafe {
+        let groups = option((*create).options, c"addroleto").map_or(std::ptr::null_mut(), |groups| (*groups).arg);
+        let groups = PgList::<pg_sys::RoleSpec>::from_pg(groups.cast());
+        add_members(groups.iter_ptr().map(|group| (*group).rolename))
+    }
+}
+
+unsafe fn alter_role(alter: *const pg_sys::AlterRoleStmt) -> bool {
+    // SAFETY: a node of the grammar.
+    unsafe {
+        let adds = (*alter).action > 0 && option((*alter).options, c"rolemembers").is_some();
+        add_members(adds.then(|| (*(*alter).role).rolename).into_iter())
+    }
+}
+
 /// Each role gets a member: by GRANT, CREATE ROLE … IN ROLE or ALTER GROUP … ADD USER.
 unsafe fn add_members(roles: impl Iterator<Item = *mut c_char>) -> bool {
     let mut roles = roles.filter(|role| !role.is_null());
     // SAFETY: names of the grammar.
     roles.all(|role| call(UtilityStatement::AddMember(unsafe { text::of_c(role) })))
+}
+
+unsafe fn alter_table(alter: *const pg_sys::AlterTableStmt) -> bool {
+    // SAFETY: a node of the grammar; a command about a partition has a PartitionCmd.
+    unsafe {
+        let commands = PgList::<pg_sys::AlterTableCmd>::from_pg((*alter).cmds);
+        let switches_all = commands.iter_ptr().all(|command| is_trigger_switch((*command).subtype));
+        let table = if switches_all { relation((*alter).relation) } else { 0 };
+        for command in commands.iter_ptr() {
+            if let Some(change) = partition_change((*command).subtype) {
+                let named = (*(*command).def.cast::<pg_sys::PartitionCmd>()).name;
+                partition(change, relation(named), relation((*alter).relation));
+            }
+        }
+        table == 0 || call(UtilityStatement::SwitchTriggers(table))
+    }
+}
+
+unsafe fn truncate(truncate: *const pg_sys::TruncateStmt) -> bool {
+    // SAFETY: a node of the grammar.
+    unsafe {
+        let tables = PgList::<pg_sys::RangeVar>::from_pg((*truncate).relations);
+        let tables = tables.iter_ptr().map(|name| relation(name));
+        tables.filter(|table| *table != 0).all(|table| {
+            partition(PartitionChange::Truncate, table, catalog::partitioned_by(table));
+            !(*truncate).restart_seqs || call(UtilityStatement::Restart(table))
+        })
+    }
+}
+
+/// A partition that is dropped with its table is not reported.
+unsafe fn drop_objects(drop: *const pg_sys::DropStmt) {
+    // SAFETY: a node of the grammar; the objects of DROP TABLE are names, as lists.
+    unsafe {
+        if (*drop).removeType != pg_sys::ObjectType::OBJECT_TABLE {
+            return;
+        }
+        let names = PgList::<pg_sys::List>::from_pg((*drop).objects);
+        let table = |name: *mut pg_sys::List| relation(pg_sys::makeRangeVarFromNameList(name));
+        let tables: Vec<u32> = names.iter_ptr().map(table).collect();
+        for table in &tables {
+            let parent = catalog::partitioned_by(*table);
+            if !tables.contains(&parent) {
+                partition(PartitionChange::Drop, *table, parent);
+            }
+        }
+    }
 }
 
 fn partition_change(command: pg_sys::AlterTableType::Type) -> Option<PartitionChange> {

@@ -21,7 +21,7 @@ use crate::pg::text;
 use crate::pg::txn::Durability;
 use crate::pg::{latch, signals};
 use crate::shared::error_groups::{self, FailureGroup};
-use crate::shared::fields::RowCount;
+use crate::shared::fields::{OptionalI64, RowCount};
 use crate::shared::maintenance_state::{LastAnswer, MaintenanceState};
 use crate::shared::workers::MAINTENANCE;
 use crate::shared::{databases, statistics};
@@ -351,82 +351,61 @@ impl Maintenance {
             state.attempts_reached.set(None);
         }
         if !std::mem::replace(&mut self.has_tended_partitions, true) {
-            self.attempt(c"outbox: purge workers", |store| store.protocol.purge_workers());
-            self.attempt(c"outbox: record seq", |store| store.record_drawn_seq());
-            self.attempt(c"outbox: record owners", |store| store.record_owners());
-            self.attempt(c"outbox: summarize history", |store| store.summarize_history());
-            self.attempt(c"outbox: make partitions", |store| {
-                store.make_partitions(retention.history)
-            });
-            if let Some(kept_s) = retention.history {
-                self.attempt(c"outbox: drop partitions", |store| {
-                    store.clear("drop_partitions", kept_s, PARTITIONS)
-                });
-            }
+            self.tend_partitions(retention.history);
         }
-        let mut more = false;
-        let plain = [
-            (
-                c"outbox: trim history",
-                "outbox_history_default",
-                "published_at",
-                "",
-                retention.history,
-            ),
-            (
-                c"outbox: trim audit",
-                "outbox_audit",
-                "at",
-                "order by x.at",
-                retention.audit,
-            ),
-            (
-                c"outbox: trim inbox",
-                "outbox_inbox",
-                "received_at",
-                "order by x.received_at",
-                retention.inbox,
-            ),
-        ];
-        for (what, table, time, order, kept_s) in plain {
-            if let Some(kept_s) = kept_s {
-                let trimmed = self.attempt(what, |store| store.trim(table, time, order, kept_s, ROWS));
-                more |= trimmed == Some(ROWS.into());
-            }
-        }
-        if let Some(kept_s) = retention.dead {
-            let expired = self.attempt(c"outbox: expire dead letters", |store| {
-                store.clear("expire_dead", kept_s, ROWS)
-            });
-            if let Some(expired @ 1..) = expired {
-                pgrx::log!("outbox maintenance: discarded {expired} dead letters older than outbox.dead_retention");
-            }
-            more |= expired == Some(ROWS.into());
-        }
-        let rounds = [
-            (
-                c"outbox: trim events",
-                "trim_events",
-                retention.events,
-                &state.events_reached,
-            ),
-            (
-                c"outbox: trim attempts",
-                "trim_attempts",
-                retention.history,
-                &state.attempts_reached,
-            ),
-        ];
-        for (what, function, kept_s, reached) in rounds {
-            let Some(kept_s) = kept_s else { continue };
-            let after = reached.get().unwrap_or(0);
-            let trimmed = self.attempt(what, |store| store.clear_after(function, after, kept_s, ROWS));
-            if let Some((until, more_rows)) = trimmed {
-                reached.set(Some(until));
-                more |= more_rows;
-            }
-        }
+        let (history, audit, inbox) = ("outbox_history_default", "outbox_audit", "outbox_inbox");
+        let mut more = self.trim(c"outbox: trim history", history, "published_at", "", retention.history);
+        more |= self.trim(c"outbox: trim audit", audit, "at", "order by x.at", retention.audit);
+        let order = "order by x.received_at";
+        more |= self.trim(c"outbox: trim inbox", inbox, "received_at", order, retention.inbox);
+        more |= self.expire_dead(retention.dead);
+        let (events, attempts) = (&state.events_reached, &state.attempts_reached);
+        more |= self.go_round(c"outbox: trim events", "trim_events", retention.events, events);
+        more |= self.go_round(c"outbox: trim attempts", "trim_attempts", retention.history, attempts);
         more && !signals::is_shutdown_requested()
+    }
+
+    /// Creates partitions of the history and drops old ones, with what else a run does once.
+    fn tend_partitions(&mut self, kept_s: Option<i32>) {
+        self.attempt(c"outbox: purge workers", |store| store.protocol.purge_workers());
+        self.attempt(c"outbox: record seq", |store| store.record_drawn_seq());
+        self.attempt(c"outbox: record owners", |store| store.record_owners());
+        self.attempt(c"outbox: summarize history", |store| store.summarize_history());
+        self.attempt(c"outbox: make partitions", |store| store.make_partitions(kept_s));
+        if let Some(kept_s) = kept_s {
+            self.attempt(c"outbox: drop partitions", |store| {
+                store.clear("drop_partitions", kept_s, PARTITIONS)
+            });
+        }
+    }
+
+    /// Removes a batch of the rows of a table whose `time` is older. Returns whether more may be.
+    fn trim(&mut self, what: &CStr, table: &str, time: &str, order: &str, kept_s: Option<i32>) -> bool {
+        let Some(kept_s) = kept_s else { return false };
+        let trimmed = self.attempt(what, |store| store.trim(table, time, order, kept_s, ROWS));
+        trimmed == Some(ROWS.into())
+    }
+
+    /// Discards a batch of old dead letters. Returns whether more may be old.
+    fn expire_dead(&mut self, kept_s: Option<i32>) -> bool {
+        let Some(kept_s) = kept_s else { return false };
+        let expired = self.attempt(c"outbox: expire dead letters", |store| {
+            store.clear("expire_dead", kept_s, ROWS)
+        });
+        if let Some(expired @ 1..) = expired {
+            pgrx::log!("outbox maintenance: discarded {expired} dead letters older than outbox.dead_retention");
+        }
+        expired == Some(ROWS.into())
+    }
+
+    /// Continues a round from the seq that it has `reached`. Returns whether more rows may be old.
+    fn go_round(&mut self, what: &CStr, function: &str, kept_s: Option<i32>, reached: &OptionalI64) -> bool {
+        let Some(kept_s) = kept_s else { return false };
+        let after = reached.get().unwrap_or(0);
+        let trimmed = self.attempt(what, |store| store.clear_after(function, after, kept_s, ROWS));
+        let Some((until, more)) = trimmed else { return false };
+        reached.set(Some(until));
+        more
     }
 
     // ---- steps ------------------------------------------------------------------------------------------------------

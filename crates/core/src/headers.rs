@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
 
-use crate::form::{Form, HEADERS_MAX};
+use crate::form::{Form, HEADERS_MAX, PAYLOAD_HEADERS, SYSTEM_HEADERS};
 use crate::format::Format;
 use crate::json::{decimal, not_json};
 use crate::message::{Event, HeaderValue, Pointer};
@@ -71,21 +71,19 @@ fn push_beside_properties(headers: &mut Vec<Header>, pointer: &Pointer, event: &
     let mut push = |name: &'static str, value: Option<String>| {
         headers.extend(value.map(|value| (name.into(), HeaderValue::Text(value.into()))));
     };
-    push("id", Some(event.id.clone()));
-    push("aggregate_type", event.aggregate_type.take());
-    push("aggregate_id", event.aggregate_id.take());
+    let [id, aggregate_type, aggregate_id, delivery @ ..] = SYSTEM_HEADERS;
+    push(id, Some(event.id.clone()));
+    push(aggregate_type, event.aggregate_type.take());
+    push(aggregate_id, event.aggregate_id.take());
     if format == Format::Payload {
-        push("key", pointer.key.clone());
-        push("operation", event.operation.take());
-        push("actor", event.actor.take());
-        push("metadata", event.metadata.take());
-        push("created_at", Some(std::mem::take(&mut event.created_at)));
+        let [key, operation, actor, metadata, created_at] = PAYLOAD_HEADERS;
+        push(key, pointer.key.clone());
+        push(operation, event.operation.take());
+        push(actor, event.actor.take());
+        push(metadata, event.metadata.take());
+        push(created_at, Some(std::mem::take(&mut event.created_at)));
     }
-    push_delivery(
-        headers,
-        pointer,
-        ["partition_key", "seq", "lease_epoch", "attempt", "replayed"],
-    );
+    push_delivery(headers, pointer, delivery);
 }
 
 /// There are only headers, so what would be properties is here too.
@@ -254,7 +252,6 @@ mod tests {
     use crate::fixtures::{
         TEXT, TRACEPARENT, TYPED, bare_event, event, event_with, header, made, names, pointer, text,
     };
-    use crate::form::{PAYLOAD_HEADERS, SYSTEM_HEADERS};
     use crate::message::Publication;
     use crate::route::Statics;
     use proptest::prelude::*;

@@ -123,6 +123,30 @@ enum KeyState {
     Draining,
 }
 
+/// What a message that ends means for those behind it.
+enum Behind {
+    Go,
+    /// They wait for it, if it has a key.
+    Stay,
+    /// They are released as it is, because the destination failed and not the message. A blocked key stays blocked.
+    GoBack,
+}
+
+impl Behind {
+    fn of(disposition: &Disposition, dead_blocks: bool) -> Self {
+        match disposition {
+            Disposition::Retry { .. } | Disposition::Defer { .. } => Self::Stay,
+            Disposition::Dead { .. } if dead_blocks => Self::Stay,
+            Disposition::Release { .. } => Self::GoBack,
+            Disposition::Dead { .. }
+            | Disposition::Publish
+            | Disposition::Expire
+            | Disposition::Discard { .. }
+            | Disposition::Wait => Self::Go,
+        }
+    }
+}
+
 /// A message of a run, with its outcome once that has arrived.
 #[derive(Debug)]
 struct SentMessage {
@@ -186,6 +210,46 @@ impl Tracked {
         self.run.push_back(SentMessage { handle, seq, outcome });
     }
 
+    /// Takes the outcome of a message of the run.
+    fn record(&mut self, handle: MessageHandle, outcome: &Outcome) {
+        if let Some(sent) = self.run.iter_mut().find(|sent| sent.handle == handle) {
+            sent.outcome = Some(outcome.clone());
+        }
+        if matches!(self.state, KeyState::Open | KeyState::Draining) && self.run.iter().any(SentMessage::has_failed) {
+            self.state = KeyState::Stopping;
+        }
+    }
+
+    /// Removes and returns the front of the run if it ends now, with its seq and what `decide` says. A failed one waits
+    /// for the outcomes of all behind it.
+    fn end_front(
+        &mut self,
+        decide: &mut impl FnMut(MessageHandle, &Outcome) -> Disposition,
+    ) -> Option<(MessageHandle, i64, Disposition)> {
+        let front = self.run.front()?;
+        let outcome = front.outcome.as_ref()?;
+        if !outcome.is_passed() && self.run.iter().any(|sent| sent.outcome.is_none()) {
+            return None;
+        }
+        let disposition = decide(front.handle, outcome);
+        let SentMessage { handle, seq, .. } = self.run.pop_front()?;
+        Some((handle, seq, disposition))
+    }
+
+    /// Its message with this seq failed. Blocks it if it is a key. Returns the disposition of the messages behind.
+    fn stop_behind(&mut self, seq: i64, unit: &OrderedKey) -> Disposition {
+        if unit.key.is_none() {
+            self.state = KeyState::Open;
+            return release_behind_failed();
+        }
+        let first = self.run.front().map(|sent| sent.seq);
+        if let Some(first) = first.or_else(|| self.parked.keys().next().copied()) {
+            self.follow(first);
+        }
+        self.state = KeyState::Blocked { blocker: seq };
+        Disposition::Wait
+    }
+
     /// The state of the key once the front of its run no longer blocks it.
     fn next_state(&self) -> KeyState {
         if self.run.iter().any(SentMessage::has_failed) {
@@ -207,6 +271,12 @@ impl Tracked {
             self.send(handle, seq);
             unparked.push(handle);
         }
+    }
+
+    /// Removes and returns all messages: the run, then the parked ones.
+    fn give_up_all(&mut self) -> impl Iterator<Item = MessageHandle> {
+        let parked = self.give_up_parked();
+        self.run.drain(..).map(|sent| sent.handle).chain(parked)
     }
 
     /// Removes and returns all parked messages.
@@ -366,70 +436,39 @@ impl KeyOrder {
         let Some(tracked) = self.keys.get_mut(&key) else {
             return Vec::new();
         };
-        if let Some(sent) = tracked.run.iter_mut().find(|sent| sent.handle == handle) {
-            sent.outcome = Some(outcome.clone());
-        }
-        if matches!(tracked.state, KeyState::Open | KeyState::Draining)
-            && tracked.run.iter().any(SentMessage::has_failed)
-        {
-            tracked.state = KeyState::Stopping;
-        }
+        tracked.record(handle, outcome);
         let mut ended = Vec::new();
-        while let Some(SentMessage {
-            handle: front,
-            seq,
-            outcome: Some(outcome),
-        }) = tracked.run.front()
-        {
-            let (front, seq) = (*front, *seq);
-            if !outcome.is_passed() && tracked.run.iter().any(|sent| sent.outcome.is_none()) {
-                break;
-            }
-            let disposition = decide(front, outcome);
-            tracked.run.pop_front();
+        while let Some((front, seq, disposition)) = tracked.end_front(&mut decide) {
             self.sent.remove(&front);
-            let stops = match &disposition {
-                Disposition::Retry { .. } | Disposition::Defer { .. } => true,
-                Disposition::Dead { .. } => dead_blocks,
-                Disposition::Release { .. } => {
-                    // The destination failed, not the message: all messages of the key are released. A blocked key
-                    // stays blocked.
-                    let reason = disposition.clone();
-                    for sent in tracked.run.drain(..) {
-                        self.sent.remove(&sent.handle);
-                        ended.push((sent.handle, reason.clone()));
+            match Behind::of(&disposition, dead_blocks) {
+                Behind::Go => {
+                    ended.push((front, disposition));
+                    if !matches!(tracked.state, KeyState::Open | KeyState::Draining) {
+                        tracked.state = tracked.next_state();
                     }
+                }
+                Behind::Stay => {
+                    ended.push((front, disposition));
+                    let stay = tracked.stop_behind(seq, &key);
                     self.parked -= tracked.parked.len();
-                    ended.extend(tracked.give_up_parked().map(|parked| (parked, reason.clone())));
+                    for handle in tracked.give_up_all() {
+                        self.sent.remove(&handle);
+                        ended.push((handle, stay.clone()));
+                    }
+                    self.may_block |= matches!(tracked.state, KeyState::Blocked { .. });
+                }
+                Behind::GoBack => {
+                    self.parked -= tracked.parked.len();
+                    for handle in tracked.give_up_all() {
+                        self.sent.remove(&handle);
+                        ended.push((handle, disposition.clone()));
+                    }
                     ended.push((front, disposition));
                     if tracked.state == KeyState::Stopping {
                         tracked.state = tracked.next_state();
                     }
                     break;
                 }
-                Disposition::Publish | Disposition::Expire | Disposition::Discard { .. } | Disposition::Wait => false,
-            };
-            ended.push((front, disposition));
-            if stops {
-                let (stay, state) = match &key.key {
-                    Some(_) => (Disposition::Wait, KeyState::Blocked { blocker: seq }),
-                    None => (release_behind_failed(), KeyState::Open),
-                };
-                let first = tracked.run.front().map(|sent| sent.seq);
-                let first = first.or_else(|| tracked.parked.keys().next().copied());
-                for sent in tracked.run.drain(..) {
-                    self.sent.remove(&sent.handle);
-                    ended.push((sent.handle, stay.clone()));
-                }
-                self.parked -= tracked.parked.len();
-                ended.extend(tracked.give_up_parked().map(|parked| (parked, stay.clone())));
-                if let Some(first) = first.filter(|_| key.key.is_some()) {
-                    tracked.follow(first);
-                }
-                tracked.state = state;
-                self.may_block |= matches!(state, KeyState::Blocked { .. });
-            } else if !matches!(tracked.state, KeyState::Open | KeyState::Draining) {
-                tracked.state = tracked.next_state();
             }
         }
         self.may_drain |= tracked.state == KeyState::Draining;

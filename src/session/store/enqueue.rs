@@ -22,7 +22,7 @@ use crate::session::fast_path::{self, Inserted, Stored, With};
 use crate::session::store::subscription_conditions::Subscribed;
 use crate::shared::{databases, statistics, transactions};
 use crate::store::rows::{self, MESSAGE};
-use crate::store::source::EventKey;
+use crate::store::source::{EventKey, Source};
 use crate::store::{AGGREGATE_KEY, aggregate_key};
 use outbox_core::engine::RowId;
 use outbox_core::envelope;
@@ -85,6 +85,9 @@ pub fn enqueue(fcinfo: Call, request: Enqueue) -> Result<i64, UserError> {
 
 /// Runs as the owner of the tables.
 fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, UserError> {
+    let partitioning = Partitioning::read(statements)?;
+    (request.partition).map_or(Ok(()), |partition| partitioning.check(partition))?;
+    let events = EventsRead::read(statements, &request)?;
     let Enqueue {
         seqs,
         keys,
@@ -92,93 +95,16 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
         times,
         partition,
     } = request;
-    let are_current = |read: &Option<Rc<Subscribed>>| {
-        let latest = subscriptions::of_destination(statements, destination)?;
-        Ok::<bool, UserError>(latest.as_ref().map(Rc::as_ptr) == read.as_ref().map(Rc::as_ptr))
-    };
-    let partitioning = Partitioning::read(statements)?;
-    partition.map_or(Ok(()), |partition| partitioning.check(partition))?;
-    let source = current_source::of(statements)?;
-    // Rows of events may be locked, and a source may be.
-    let (subscribed, are_looked_up, found, events) = loop {
-        let subscribed = subscriptions::of_destination(statements, destination)?;
-        let are_looked_up = subscribed.is_some() || matches!(keys, Keys::LookedUp);
-        let mut events = HashMap::new();
-        let found = match &source {
-            None => {
-                let by_fast_path = times.are_unset() && effects::may_use_fast_path(seqs.len());
-                read_events(statements, seqs, by_fast_path)?
-            }
-            // Each row is read once.
-            Some(source)
-                if source.has_aggregate_keys() && subscribed.as_ref().is_some_and(|all| all.reads_each_event()) =>
-            {
-                events = source.whole_events(seqs)?;
-                let keys = events.iter().map(|(seq, event)| (*seq, EventKey::from(event)));
-                keys.map(|(seq, event)| (seq, Found { event, stored: None })).collect()
-            }
-            Some(source) if are_looked_up => {
-                let keys = source.keys(seqs, subscribed.is_some())?.into_iter();
-                keys.map(|(seq, event)| (seq, Found { event, stored: None })).collect()
-            }
-            Some(_) => HashMap::new(),
-        };
-        if are_current(&subscribed)? {
-            break (subscribed, are_looked_up, found, events);
-        }
-    };
-    let mut missing = seqs.iter().filter(|seq| !found.contains_key(seq)).peekable();
-    match &source {
-        _ if missing.peek().is_none() => {}
-        None if are_looked_up => return Err(not_stored("outbox_events", missing, STORE_FIRST)),
-        None => check_drawn(statements, missing.max().copied())?,
-        Some(source) if subscribed.is_some() => return Err(not_stored(&source.relation, missing, STORE_FIRST)),
-        Some(source) if are_looked_up => {
-            let hint = "Store the event first, in this transaction or an earlier one; or pass a key, and it is not looked up. outbox_source_set() names the table of the events.";
-            return Err(not_stored(&source.relation, missing, hint));
-        }
-        Some(_) => {}
-    }
-    let keys = match keys {
-        Keys::Given(keys) => keys,
-        Keys::LookedUp => seqs.iter().map(|seq| found[seq].event.key.clone()).collect(),
-    };
-    for key in keys.iter().flatten() {
-        // A given one is short.
-        match &source {
-            None => envelope::check_short(AGGREGATE_KEY, key)?,
-            Some(_) => envelope::check_short_start(AGGREGATE_KEY, key)?,
-        }
-    }
-    let mut receivers: BTreeMap<&str, KeyedSeqs> = BTreeMap::new();
-    let all = seqs.iter().copied().zip(keys);
-    match &subscribed {
-        None => drop(receivers.insert(destination, all.collect())),
-        Some(subscribed) => {
-            for (seq, key) in all {
-                let types = found[&seq].event.types();
-                let event = || match (&source, events.get(&seq)) {
-                    (Some(_), Some(event)) => Ok(Cow::Borrowed(event)),
-                    (Some(source), None) => {
-                        let read = source.whole_events(&[seq])?.remove(&seq);
-                        let missing = || not_stored(&source.relation, [&seq].into_iter(), STORE_FIRST);
-                        read.map(Cow::Owned).ok_or_else(missing)
-                    }
-                    (None, _) => read_whole_event(statements, seq).map(Cow::Owned),
-                };
-                for receiver in subscribed.destinations(types, event)? {
-                    receivers.entry(receiver).or_default().push((seq, key.clone()));
-                }
-            }
-        }
-    }
+    events.check_stored(statements, seqs)?;
+    let keys = events.keys(seqs, keys)?;
+    let receivers = events.receivers(statements, destination, seqs.iter().copied().zip(keys))?;
     for (destination, messages) in &receivers {
         check_max_pending(destination, messages.len())?;
     }
     // Read before anything is inserted here.
     let highest = databases::my_database().and_then(|database| database.highest.get());
     let count = receivers.values().map(Vec::len).sum();
-    let without_event = source.is_some() && times.are_unset() && effects::may_use_fast_path(count);
+    let without_event = events.source.is_some() && times.are_unset() && effects::may_use_fast_path(count);
     let mut enqueued = HashSet::new();
     for (destination, messages) in receivers {
         let new = not_waiting(statements, destination, partitioning.count, highest, messages);
@@ -190,7 +116,7 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
             let partition = partition.map_or_else(|| partitioning.partition_of(key.as_deref(), seq), Ok)?;
             let by_fast_path = match without_event {
                 true => Some(With::Nothing),
-                false => (found.get(&seq)).and_then(|found| found.stored.as_ref().map(With::Event)),
+                false => (events.found.get(&seq)).and_then(|found| found.stored.as_ref().map(With::Event)),
             };
             Ok(NewMessage {
                 seq,
@@ -205,6 +131,123 @@ fn enqueue_as_owner(statements: &Statements, request: Enqueue) -> Result<i64, Us
         announced.placed(placed);
     }
     Ok(enqueued.len() as i64)
+}
+
+/// What a call has read of its events.
+struct EventsRead {
+    source: Option<Rc<Source>>,
+    subscribed: Option<Rc<Subscribed>>,
+    /// Whether keys or destinations are those of the events, so that each must be stored.
+    are_looked_up: bool,
+    found: HashMap<i64, Found>,
+    /// The events of a source, if the subscriptions read each.
+    whole: HashMap<i64, Event>,
+}
+
+impl EventsRead {
+    /// Rows of events may be locked, and a source may be: the subscriptions are those after that.
+    fn read(statements: &Statements, request: &Enqueue) -> Result<Self, UserError> {
+        let (seqs, times) = (request.seqs, request.times);
+        let source = current_source::of(statements)?;
+        loop {
+            let subscribed = subscriptions::of_destination(statements, request.destination)?;
+            let are_looked_up = subscribed.is_some() || matches!(request.keys, Keys::LookedUp);
+            let mut whole = HashMap::new();
+            let found = match &source {
+                None => {
+                    let by_fast_path = times.are_unset() && effects::may_use_fast_path(seqs.len());
+                    read_events(statements, seqs, by_fast_path)?
+                }
+                // Each row is read once.
+                Some(source)
+                    if source.has_aggregate_keys() && subscribed.as_ref().is_some_and(|all| all.reads_each_event()) =>
+                {
+                    whole = source.whole_events(seqs)?;
+                    let keys = whole.iter().map(|(seq, event)| (*seq, EventKey::from(event)));
+                    keys.map(|(seq, event)| (seq, Found { event, stored: None })).collect()
+                }
+                Some(source) if are_looked_up => {
+                    let keys = source.keys(seqs, subscribed.is_some())?.into_iter();
+                    keys.map(|(seq, event)| (seq, Found { event, stored: None })).collect()
+                }
+                Some(_) => HashMap::new(),
+            };
+            let latest = subscriptions::of_destination(statements, request.destination)?;
+            if latest.as_ref().map(Rc::as_ptr) == subscribed.as_ref().map(Rc::as_ptr) {
+                return Ok(Self {
+                    source,
+                    subscribed,
+                    are_looked_up,
+                    found,
+                    whole,
+                });
+            }
+        }
+    }
+
+    fn check_stored(&self, statements: &Statements, seqs: &[i64]) -> Result<(), UserError> {
+        let mut missing = seqs.iter().filter(|seq| !self.found.contains_key(seq)).peekable();
+        match &self.source {
+            _ if missing.peek().is_none() => Ok(()),
+            None if self.are_looked_up => Err(not_stored("outbox_events", missing, STORE_FIRST)),
+            None => check_drawn(statements, missing.max().copied()),
+            Some(source) if self.subscribed.is_some() => Err(not_stored(&source.relation, missing, STORE_FIRST)),
+            Some(source) if self.are_looked_up => {
+                let hint = "Store the event first, in this transaction or an earlier one; or pass a key, and it is not looked up. outbox_source_set() names the table of the events.";
+                Err(not_stored(&source.relation, missing, hint))
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// One for each seq.
+    fn keys(&self, seqs: &[i64], keys: Keys) -> Result<Vec<Option<String>>, UserError> {
+        let keys = match keys {
+            Keys::Given(keys) => keys,
+            Keys::LookedUp => seqs.iter().map(|seq| self.found[seq].event.key.clone()).collect(),
+        };
+        for key in keys.iter().flatten() {
+            // A given one is short.
+            match &self.source {
+                None => envelope::check_short(AGGREGATE_KEY, key)?,
+                Some(_) => envelope::check_short_start(AGGREGATE_KEY, key)?,
+            }
+        }
+        Ok(keys)
+    }
+
+    /// The messages of each destination: of this one, or of those that have subscribed to the events.
+    fn receivers<'a>(
+        &'a self,
+        statements: &Statements,
+        destination: &'a str,
+        all: impl Iterator<Item = (i64, Option<String>)>,
+    ) -> Result<BTreeMap<&'a str, KeyedSeqs>, UserError> {
+        let Some(subscribed) = &self.subscribed else {
+            return Ok(BTreeMap::from([(destination, all.collect())]));
+        };
+        let mut receivers: BTreeMap<&str, KeyedSeqs> = BTreeMap::new();
+        for (seq, key) in all {
+            let types = self.found[&seq].event.types();
+            for receiver in subscribed.destinations(types, || self.whole_event(statements, seq))? {
+                receivers.entry(receiver).or_default().push((seq, key.clone()));
+            }
+        }
+        Ok(receivers)
+    }
+
+    /// For the conditions of subscriptions.
+    fn whole_event(&self, statements: &Statements, seq: i64) -> Result<Cow<'_, Event>, UserError> {
+        match (&self.source, self.whole.get(&seq)) {
+            (Some(_), Some(event)) => Ok(Cow::Borrowed(event)),
+            (Some(source), None) => {
+                let read = source.whole_events(&[seq])?.remove(&seq);
+                let missing = || not_stored(&source.relation, [&seq].into_iter(), STORE_FIRST);
+                read.map(Cow::Owned).ok_or_else(missing)
+            }
+            (None, _) => read_whole_event(statements, seq).map(Cow::Owned),
+        }
+    }
 }
 
 /// Refuses messages that would exceed `max_pending` of a destination, before anything is written. Concurrent

@@ -87,40 +87,61 @@ impl Engine {
         mut make: impl FnMut(MessageHandle, &Pointer, Event) -> Result<Publication, String>,
     ) -> Result<ClaimResult<T::Error>, T::Error> {
         self.claims += 1;
-        let mut result = ClaimResult::default();
         self.may_have_crashed &= !self.messages.is_empty();
         if self.has_poison_candidates(1) {
-            return Ok(result);
+            return Ok(ClaimResult::default());
         }
         if self.has_ended_fast() {
             self.full = true; // claim again immediately, after the settle
-            return Ok(result);
+            return Ok(ClaimResult::default());
         }
-        let room = limit;
-        let bytes = self.room_in_memory(now_ms).clamp(1, CLAIM_BYTES_MAX);
-        let limit = self.row_limit.of(ClaimLimits { rows: room, bytes });
-        if self.sharing == Sharing::RowClaims {
-            let limits = ClaimLimits { rows: limit, bytes };
-            let batch = tables.claim_unleased(&self.destination, limits)?;
-            self.row_limit.record(&batch, limits);
-            self.full = batch.rows.len() as u32 >= limit || batch.cut;
-            result.messages = batch.rows.len();
-            for claimed in batch.rows {
-                let handle = self.take_in(claimed, rules, &mut make);
-                self.make_ready([handle], rules);
-            }
-            return Ok(result);
+        let room = ClaimLimits {
+            rows: limit,
+            bytes: self.room_in_memory(now_ms).clamp(1, CLAIM_BYTES_MAX),
+        };
+        match self.sharing {
+            Sharing::Leases => self.claim_leased(tables, memory, now_ms, room, rules, &mut make),
+            Sharing::RowClaims => self.claim_unleased(tables, room, rules, &mut make),
         }
+    }
+
+    /// Claims rows of any partition, one by one.
+    fn claim_unleased<T: Tables>(
+        &mut self,
+        tables: &T,
+        room: ClaimLimits,
+        rules: &Rules,
+        make: &mut impl FnMut(MessageHandle, &Pointer, Event) -> Result<Publication, String>,
+    ) -> Result<ClaimResult<T::Error>, T::Error> {
+        let rows = self.row_limit.of(room);
+        let limits = ClaimLimits { rows, ..room };
+        let batch = tables.claim_unleased(&self.destination, limits)?;
+        self.row_limit.record(&batch, limits);
+        self.full = batch.rows.len() as u32 >= rows || batch.cut;
+        let messages = batch.rows.len();
+        for claimed in batch.rows {
+            let handle = self.take_in(claimed, rules, make);
+            self.make_ready([handle], rules);
+        }
+        Ok(ClaimResult {
+            messages,
+            ..ClaimResult::default()
+        })
+    }
+
+    /// Claims from the lanes of the leased partitions, in the order above.
+    fn claim_leased<T: Tables>(
+        &mut self,
+        tables: &T,
+        memory: &impl Memory<Error = T::Error>,
+        now_ms: u64,
+        room: ClaimLimits,
+        rules: &Rules,
+        make: &mut impl FnMut(MessageHandle, &Pointer, Event) -> Result<Publication, String>,
+    ) -> Result<ClaimResult<T::Error>, T::Error> {
+        let mut result = ClaimResult::default();
         let leases = claimable(&self.leases, &self.leaving);
-        for (partition, seq) in std::mem::take(&mut self.rewinds) {
-            self.cursors.lower(partition, seq);
-        }
-        self.read_blocked_keys(tables, now_ms, &leases, rules)?;
-        for (partition, seq) in self.fast_in_flight.take_overdue(now_ms) {
-            self.cursors.lower(partition, seq);
-        }
-        self.bound_keys(rules);
-        self.bound_lanes(rules);
+        self.update_lanes(tables, now_ms, &leases, rules)?;
         // A lane that was read to its end has no new rows until a rewind announces them.
         let unread: Vec<HeldLease> = (leases.iter())
             .filter(|(partition, _)| self.cursor(*partition) < self.read_limit(*partition))
@@ -131,29 +152,12 @@ impl Engine {
             (self.full, self.drains) = (false, false);
             return Ok(result);
         }
-        let saturated: Vec<bool> = unread.iter().map(|(p, _)| self.saturated.contains(p)).collect();
-        let wanted = (draining.iter().take(self.bounds.drains))
-            .map(|key| key.room.min(self.bounds.drain_rows as usize))
-            .fold(0, usize::saturating_add);
-        let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
-        // A lane that is one order is read as far as its messages can go soon.
-        let most = match rules.ordering {
-            Ordering::Partition if rules.one_by_one => (self.bounds.of_a_key / 2) as u32,
-            _ => u32::MAX,
+        let rows = self.row_limit.of(room);
+        let limits = ClaimLimits {
+            rows: rows - self.reserved_for_draining(rows, &draining),
+            ..room
         };
-        let for_lanes = limit - budget::reserved_for_followers(limit, wanted, self.claims);
-        // By hand messages go in stored order over all lanes, so a lane may fill the claim.
-        let by_hand = self.progress.read_limit < END;
-        let lanes: Vec<Lane> = (unread.iter().zip(budget::shares(for_lanes, &saturated, self.claims)))
-            .map(|((partition, epoch), share)| Lane {
-                partition: *partition,
-                epoch: *epoch,
-                cursor: self.cursor(*partition),
-                read_limit: self.read_limit(*partition),
-                limit: if by_hand { for_lanes } else { share }.min(most),
-            })
-            .collect();
-        let limits = ClaimLimits { rows: for_lanes, bytes };
+        let lanes = self.lanes(&unread, limits.rows, rules);
         let mut batch = match lanes.as_slice() {
             [] => Batch::default(),
             lanes => self.claim_lanes(tables, lanes, limits, now_ms, &mut result)?, // (b)
@@ -162,8 +166,8 @@ impl Engine {
         self.advance_cursors(&lanes, &batch);
         batch.rows = self.recognise(batch.rows);
         let left = ClaimLimits {
-            rows: room.saturating_sub(batch.rows.len() as u32),
-            bytes: bytes.saturating_sub(batch.body_bytes()),
+            rows: room.rows.saturating_sub(batch.rows.len() as u32),
+            bytes: room.bytes.saturating_sub(batch.body_bytes()),
         };
         let claimed: Vec<(Partition, i64)> = batch.rows.iter().map(|row| row.pointer.which()).collect();
         memory.withdraw(&self.destination, &claimed);
@@ -179,17 +183,72 @@ impl Engine {
         result.messages = batch.rows.len();
         let is_read = |partition: &Partition| self.cursor(*partition) >= self.read_limit(*partition);
         self.full = (unread.iter()).any(|(partition, _)| !is_read(partition) && !batch.locked.contains(partition));
-        self.admit(batch, rules, &open_transactions, &mut make);
+        self.admit(batch, rules, &open_transactions, make);
+        self.unpark(&open_transactions, rules);
+        let drained = self.drain(tables, &leases, &open_transactions, left, rules, make);
+        result.failure = result.failure.or(drained.err());
+        while (self.key_order.parked() > self.bounds.parked || self.parks_too_much()) && self.evict(rules) {}
+        self.bound_lanes(rules);
+        Ok(result)
+    }
+
+    /// Before a claim: what was committed, retried or unblocked since the last one sets from and up to where each lane
+    /// is read.
+    fn update_lanes<T: Tables>(
+        &mut self,
+        tables: &T,
+        now_ms: u64,
+        leases: &[HeldLease],
+        rules: &Rules,
+    ) -> Result<(), T::Error> {
+        for (partition, seq) in std::mem::take(&mut self.rewinds) {
+            self.cursors.lower(partition, seq);
+        }
+        self.read_blocked_keys(tables, now_ms, leases, rules)?;
+        for (partition, seq) in self.fast_in_flight.take_overdue(now_ms) {
+            self.cursors.lower(partition, seq);
+        }
+        self.bound_keys(rules);
+        self.bound_lanes(rules);
+        Ok(())
+    }
+
+    /// How many of these rows are left to draining keys.
+    fn reserved_for_draining(&self, rows: u32, draining: &[DrainingKey]) -> u32 {
+        let wanted = (draining.iter().take(self.bounds.drains))
+            .map(|key| key.room.min(self.bounds.drain_rows as usize))
+            .fold(0, usize::saturating_add);
+        budget::reserved_for_followers(rows, u32::try_from(wanted).unwrap_or(u32::MAX), self.claims)
+    }
+
+    /// The lanes of a claim, with their shares of its rows.
+    fn lanes(&self, unread: &[HeldLease], rows: u32, rules: &Rules) -> Vec<Lane> {
+        let saturated: Vec<bool> = unread.iter().map(|(p, _)| self.saturated.contains(p)).collect();
+        // A lane that is one order is read as far as its messages can go soon.
+        let most = match rules.ordering {
+            Ordering::Partition if rules.one_by_one => (self.bounds.of_a_key / 2) as u32,
+            _ => u32::MAX,
+        };
+        // By hand messages go in stored order over all lanes, so a lane may fill the claim.
+        let by_hand = self.progress.read_limit < END;
+        (unread.iter().zip(budget::shares(rows, &saturated, self.claims)))
+            .map(|((partition, epoch), share)| Lane {
+                partition: *partition,
+                epoch: *epoch,
+                cursor: self.cursor(*partition),
+                read_limit: self.read_limit(*partition),
+                limit: if by_hand { rows } else { share }.min(most),
+            })
+            .collect()
+    }
+
+    /// Lets parked messages go that no open transaction holds any more.
+    fn unpark(&mut self, open_transactions: &OpenTransactions, rules: &Rules) {
         let cursors = &self.cursors;
         let unparked = self
             .key_order
             .unpark(|key, seq| !open_transactions.hold_back(key, seq) && cursors.cover(key.partition, seq));
         self.make_ready(unparked, rules);
-        let drained = self.drain(tables, &leases, &open_transactions, left, rules, &mut make);
-        result.failure = result.failure.or(drained.err());
-        while (self.key_order.parked() > self.bounds.parked || self.parks_too_much()) && self.evict(rules) {}
-        self.bound_lanes(rules);
-        Ok(result)
     }
 
     /// Whether a message of this key goes to `outbox_waiting` with the next settle.

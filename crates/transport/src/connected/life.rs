@@ -6,13 +6,12 @@
 
 use super::endpoints::{CUT_LIMIT, Endpoints, Opened, Successor};
 use super::link::{Connection, Connector, Terms, Wire};
-use super::publish_loop::{self, ConnectionEnd, PublishLoopEnd};
+use super::publish_loop::{self, ConnectionEnd, PublishLoopEnd, ServedConnection};
 use super::unconfirmed::ConfirmWatchdog;
 use crate::Publication;
 use crate::backoff::Backoff;
 use crate::crossing::Handed;
 use crate::event::ConnectionState;
-use crate::idle::OpenConnection;
 use crate::intake::{Intake, STOPPED, StopBy};
 use crate::transport::SharedPools;
 use std::collections::VecDeque;
@@ -144,22 +143,18 @@ async fn serve_connections<C: Connector>(
         let since = Instant::now();
         let mut place = endpoints.pools.open.opened();
         let opening = pin!(endpoints.successor());
-        let mut successor = Successor::new(opening);
-        let watchdog = &mut life.watchdog;
-        let ended = serve_lanes(
-            &mut opened,
+        let mut served = ServedConnection {
+            opened: &mut opened,
             endpoints,
-            watchdog,
-            intake,
-            &mut place,
-            &mut successor,
-            waiting,
-        )
-        .await;
+            watchdog: &mut life.watchdog,
+            place: &mut place,
+            successor: Successor::new(opening),
+        };
+        let ended = serve_lanes(&mut served, intake, waiting).await;
+        let unused = served.successor.opened;
         life.backoff.connection_lived(since.elapsed());
         life.watchdog.disconnected();
         let stop = ended.as_ref().err().copied();
-        let unused = successor.opened.take();
         let address = opened.address;
         let tear_down = async {
             let unused = async {
@@ -211,16 +206,13 @@ fn close_limits(stop: Option<StopBy>) -> (Duration, Duration) {
 
 /// Serves one channel after the other. Returns why the connection is over.
 async fn serve_lanes<C: Connector>(
-    opened: &mut Opened<C>,
-    endpoints: &Endpoints<'_, C>,
-    watchdog: &mut ConfirmWatchdog,
+    served: &mut ServedConnection<'_, C>,
     intake: &mut Intake<'_>,
-    place: &mut OpenConnection,
-    successor: &mut Successor<'_, C>,
     mut waiting: VecDeque<Publication>,
 ) -> Result<ConnectionEnd<C>, StopBy> {
+    let endpoints = served.endpoints;
     loop {
-        match publish_loop::serve(opened, endpoints, watchdog, intake, place, successor, waiting).await? {
+        match publish_loop::serve(served, intake, waiting).await? {
             PublishLoopEnd::Connection(end) => return Ok(end),
             PublishLoopEnd::Channel {
                 waiting: next,
@@ -239,10 +231,8 @@ async fn serve_lanes<C: Connector>(
                 intake.report_state(ConnectionState::Connected);
             }
         }
-        match intake
-            .unless_stopped(opened.connection.renew(endpoints.terms.connect_timeout))
-            .await
-        {
+        let renewing = served.opened.connection.renew(endpoints.terms.connect_timeout);
+        match intake.unless_stopped(renewing).await {
             Ok(Ok(())) => {}
             Ok(Err(fault)) => {
                 let fault = endpoints.at_endpoint(fault);

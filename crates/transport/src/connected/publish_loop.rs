@@ -27,6 +27,15 @@ const WINDOW_BYTES_MAX: usize = 64 << 20;
 const STOP_GRACE_MAX: Duration = Duration::from_secs(5);
 const ENDED: &str = "the connection has ended";
 
+/// A connection in use, and what it is served with.
+pub(crate) struct ServedConnection<'a, C: Connector> {
+    pub(crate) opened: &'a mut Opened<C>,
+    pub(crate) endpoints: &'a Endpoints<'a, C>,
+    pub(crate) watchdog: &'a mut ConfirmWatchdog,
+    pub(crate) place: &'a mut OpenConnection,
+    pub(crate) successor: Successor<'a, C>,
+}
+
 /// Why the publish loop is over, other than by a stop request.
 pub(crate) enum PublishLoopEnd<C: Connector> {
     Connection(ConnectionEnd<C>),
@@ -55,14 +64,17 @@ pub(crate) enum ConnectionEnd<C: Connector> {
 /// Serves until a stop request, a failure of the connection, or the end of a channel that is given up. `waiting` goes
 /// first. At its end every message that it took has its outcome, or is returned.
 pub(crate) async fn serve<C: Connector>(
-    opened: &mut Opened<C>,
-    endpoints: &Endpoints<'_, C>,
-    watchdog: &mut ConfirmWatchdog,
+    served: &mut ServedConnection<'_, C>,
     intake: &mut Intake<'_>,
-    place: &mut OpenConnection,
-    successor: &mut Successor<'_, C>,
     waiting: VecDeque<Publication>,
 ) -> Result<PublishLoopEnd<C>, StopBy> {
+    let ServedConnection {
+        opened,
+        endpoints,
+        watchdog,
+        place,
+        successor,
+    } = served;
     let address = opened.address;
     let mut ended = pin!(opened.wire.ended());
     let mut elsewhere: Option<Pin<Box<dyn Future<Output = bool> + '_>>> = None;
@@ -111,18 +123,8 @@ pub(crate) async fn serve<C: Connector>(
             () = publish_loop.channel.answers(wait) => {}
         }
     }
-    let mut fault = publish_loop.cause(intake).await;
-    let stop = publish_loop.stop_order();
-    match stop {
-        Some(_) => fault = Fault::new(DownReason::CLOSED, STOPPED),
-        None => {
-            fault = endpoints.at_endpoint(fault);
-            intake.report_down(&fault);
-        }
-    }
-    publish_loop.abandon(&fault, intake);
-    intake.send_outcomes();
-    stop.map_or(Ok(PublishLoopEnd::Connection(ConnectionEnd::Failed(fault))), Err)
+    let ended = publish_loop.end(endpoints, intake).await;
+    ended.map(|fault| PublishLoopEnd::Connection(ConnectionEnd::Failed(fault)))
 }
 
 async fn finished(probe: &mut Option<Pin<Box<dyn Future<Output = bool> + '_>>>) -> bool {
@@ -581,6 +583,26 @@ impl<'a, L: PublishChannel> PublishLoop<'a, L> {
         for message in self.waiting.drain(..) {
             intake.fail(Answered::lost(message.handle, reason));
         }
+    }
+
+    /// Ends the messages of a connection that is over. Returns why, which it has reported; Err: a stop request.
+    async fn end<C: Connector>(
+        &mut self,
+        endpoints: &Endpoints<'_, C>,
+        intake: &mut Intake<'_>,
+    ) -> Result<Fault, StopBy> {
+        let mut fault = self.cause(intake).await;
+        let stop = self.stop_order();
+        match stop {
+            Some(_) => fault = Fault::new(DownReason::CLOSED, STOPPED),
+            None => {
+                fault = endpoints.at_endpoint(fault);
+                intake.report_down(&fault);
+            }
+        }
+        self.abandon(&fault, intake);
+        intake.send_outcomes();
+        stop.map_or(Ok(fault), Err)
     }
 
     /// The most specific reason for the end of this connection. The first error often says only that the connection has

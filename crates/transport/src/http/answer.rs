@@ -21,28 +21,30 @@ pub(crate) enum Verdict {
     /// The message can never be sent, and was not sent. Says nothing about the destination.
     Unsendable(String),
     /// The destination is at fault; other messages would fail as well.
-    Destination {
-        fault: Fault,
-        retry_after: Option<Duration>,
-        /// Whether the destination failed on this message, so that it may be the cause.
-        is_answer: bool,
-    },
+    Destination(Trouble),
 }
 
-impl Verdict {
-    /// The destination has failed before the message was sent.
-    pub(crate) fn trouble(reason: DownReason, detail: impl Into<String>) -> Self {
-        Self::failed(Fault::new(reason, detail))
-    }
+/// A failure of the destination.
+#[derive(Clone, Debug)]
+pub(crate) struct Trouble {
+    pub(crate) fault: Fault,
+    pub(crate) retry_after: Option<Duration>,
+    /// Whether the destination failed on this message, so that it may be the cause.
+    pub(crate) is_answer: bool,
+}
 
-    pub(crate) fn failed(fault: Fault) -> Self {
-        Self::Destination {
+impl Trouble {
+    /// The destination has failed before the message was sent.
+    pub(crate) fn unsent(fault: Fault) -> Self {
+        Self {
             fault: fault.detailed(clean),
             retry_after: None,
             is_answer: false,
         }
     }
+}
 
+impl Verdict {
     /// The verdict for a status. `excerpt` is the start of the body, without secrets.
     pub(crate) fn of_status(status: StatusCode, excerpt: &str, retry_after: Option<Duration>) -> Self {
         let mut text = format!("HTTP {}", status.as_u16());
@@ -63,11 +65,11 @@ impl Verdict {
             400..=599 => return Self::Message(Outcome::Failed { reason }),
             _ => DownReason::PROTOCOL,
         };
-        Self::Destination {
+        Self::Destination(Trouble {
             is_answer: true,
             fault: Fault::new(trouble, reason),
             retry_after,
-        }
+        })
     }
 }
 
@@ -134,7 +136,7 @@ mod tests {
             Verdict::Confirmed => "confirmed".into(),
             Verdict::Message(Outcome::Refused { .. }) => "refused".into(),
             Verdict::Message(Outcome::Failed { .. }) => "failed".into(),
-            Verdict::Destination { fault, .. } => format!("{:?}", fault.reason),
+            Verdict::Destination(trouble) => format!("{:?}", trouble.fault.reason),
             other => panic!("{other:?}"),
         }
     }

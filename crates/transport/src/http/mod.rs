@@ -36,7 +36,7 @@ use crate::lookup::Host;
 use crate::pool::{self, RequestPool, ThreadSlot, Turn};
 use crate::transport::{SharedPools, Transport};
 use crate::url::Endpoint;
-use answer::Verdict;
+use answer::{Trouble, Verdict};
 use findings::THROTTLED;
 use line::Line;
 use order::SendOrder;
@@ -260,14 +260,6 @@ impl Poster {
         let elapsed = slot.elapsed();
         slot.end();
         let is_recent = downs == self.downs;
-        let verdict = match verdict {
-            Verdict::Destination { .. } if is_cut && self.stops => Verdict::trouble(DownReason::CLOSED, STOPPED),
-            Verdict::Destination { .. } if is_cut => {
-                let text = format!("no answer within {} ms, and {THREAD_NEEDED}", elapsed.as_millis());
-                Verdict::failed(Fault::coded(DownReason::TIMEOUT, NO_ANSWER, text))
-            }
-            verdict => verdict,
-        };
         let outcome = match verdict {
             Verdict::Confirmed => {
                 let outcome = Outcome::Confirmed;
@@ -287,58 +279,75 @@ impl Poster {
                 outcome
             }
             Verdict::Unsendable(reason) => Outcome::Unsendable { reason },
-            Verdict::Destination {
-                mut fault,
-                retry_after,
-                is_answer,
-            } => {
-                let reason = fault.to_string();
+            Verdict::Destination(trouble) => {
                 if is_recent {
                     self.is_slow = pool::is_slow(elapsed);
                 }
-                match fault.reason {
-                    DownReason::PROCESS_LIMIT => self.pool.close_connections(),
-                    // What broke this connection may have broken the idle ones.
-                    DownReason::TIMEOUT | DownReason::CLOSED | DownReason::PROTOCOL => self.pool.forget(self.owner),
-                    _ => {}
-                }
-                let is_limit = fault.reason == THROTTLED;
-                let asked = retry_after.map(|after| after.min(self.shared.config.retry_after_max));
-                // This message alone waits as long as the answer asks, unless that is the answer to others, too.
-                let rest = asked.filter(|_| self.has_asked);
-                self.has_asked |= asked.is_some();
-                if let Some(after) = asked.filter(|after| *after > self.shared.config.backoff_max) {
-                    let until = httpdate::fmt_http_date(SystemTime::now() + after);
-                    let what = if rest.is_some() {
-                        "it rests"
-                    } else {
-                        "the message waits"
-                    };
-                    fault = fault.detailed(|detail| format!("{detail}; {what} until {until}"));
-                }
-                match (is_recent, self.rests_until, rest) {
-                    (true, ..) => self.go_down(&fault, rest, intake),
-                    // It was sent before the failure that began the pause.
-                    (false, Some(until), Some(rest)) if Instant::now() + rest > until => {
-                        self.rests_until = Some(Instant::now() + rest);
-                        intake.report_down(&fault);
-                    }
-                    (false, ..) => {}
-                }
-                match is_answer {
-                    _ if asked.is_some() || is_limit => Outcome::Postponed {
-                        reason,
-                        after_ms: asked.map_or(0, |after| after.as_millis() as u64),
-                        is_limit,
-                    },
-                    true => Outcome::Unanswered { reason, alone: true },
-                    false => Outcome::Lost { reason },
-                }
+                let trouble = if is_cut { self.cause_of_cut(elapsed) } else { trouble };
+                self.on_trouble(trouble, is_recent, intake)
             }
         };
         intake.fail_of_key(key.clone(), Answered { handle, outcome, at });
         for behind in self.order.failed(key.as_ref()) {
             intake.fail_of_key(key.clone(), Answered::lost(behind, KEY_FAILED));
+        }
+    }
+
+    /// Why this publisher, or another destination that needed its thread, cut a request that took so long.
+    fn cause_of_cut(&self, elapsed: Duration) -> Trouble {
+        if self.stops {
+            return Trouble::unsent(Fault::new(DownReason::CLOSED, STOPPED));
+        }
+        let text = format!("no answer within {} ms, and {THREAD_NEEDED}", elapsed.as_millis());
+        Trouble::unsent(Fault::coded(DownReason::TIMEOUT, NO_ANSWER, text))
+    }
+
+    /// Handles a failure of the destination. Returns the outcome of the message. `is_recent`: it was sent after the last
+    /// failure.
+    fn on_trouble(&mut self, trouble: Trouble, is_recent: bool, intake: &mut Intake<'_>) -> Outcome {
+        let Trouble {
+            mut fault,
+            retry_after,
+            is_answer,
+        } = trouble;
+        let reason = fault.to_string();
+        match fault.reason {
+            DownReason::PROCESS_LIMIT => self.pool.close_connections(),
+            // What broke this connection may have broken the idle ones.
+            DownReason::TIMEOUT | DownReason::CLOSED | DownReason::PROTOCOL => self.pool.forget(self.owner),
+            _ => {}
+        }
+        let is_limit = fault.reason == THROTTLED;
+        let asked = retry_after.map(|after| after.min(self.shared.config.retry_after_max));
+        // This message alone waits as long as the answer asks, unless that is the answer to others, too.
+        let rest = asked.filter(|_| self.has_asked);
+        self.has_asked |= asked.is_some();
+        if let Some(after) = asked.filter(|after| *after > self.shared.config.backoff_max) {
+            let until = httpdate::fmt_http_date(SystemTime::now() + after);
+            let what = if rest.is_some() {
+                "it rests"
+            } else {
+                "the message waits"
+            };
+            fault = fault.detailed(|detail| format!("{detail}; {what} until {until}"));
+        }
+        match (is_recent, self.rests_until, rest) {
+            (true, ..) => self.go_down(&fault, rest, intake),
+            // It was sent before the failure that began the pause.
+            (false, Some(until), Some(rest)) if Instant::now() + rest > until => {
+                self.rests_until = Some(Instant::now() + rest);
+                intake.report_down(&fault);
+            }
+            (false, ..) => {}
+        }
+        match is_answer {
+            _ if asked.is_some() || is_limit => Outcome::Postponed {
+                reason,
+                after_ms: asked.map_or(0, |after| after.as_millis() as u64),
+                is_limit,
+            },
+            true => Outcome::Unanswered { reason, alone: true },
+            false => Outcome::Lost { reason },
         }
     }
 

@@ -4,7 +4,7 @@
 //!
 //! Run by `pool`. It may block on the network: the publisher thread can cut the `line` of the connection.
 
-use super::answer::{self, Verdict};
+use super::answer::{self, Trouble, Verdict};
 use super::config::HttpConfig;
 use super::line::{ACKNOWLEDGED_WITHIN, CompletionMark, Dialer, Line, NoResolver, is_end};
 use super::request::RequestBuilder;
@@ -94,7 +94,9 @@ fn post(shared: &PostContext, connection: &mut HttpConnection, message: &Publica
         Some(known) => agent.insert(known),
         None => match new_agent(&shared.config, line, output_bytes) {
             Ok(new) => agent.insert(new),
-            Err(text) => return Verdict::trouble(DownReason::TLS_FAILED, text),
+            Err(text) => {
+                return Verdict::Destination(Trouble::unsent(Fault::new(DownReason::TLS_FAILED, text)));
+            }
         },
     };
     match run(agent, line, request) {
@@ -238,11 +240,11 @@ fn verdict_of(error: Error, shared: &PostContext, line: &Line) -> Verdict {
         ),
         _ => Fault::new(DownReason::PROTOCOL, "the answer could not be read"),
     };
-    Verdict::Destination {
+    Verdict::Destination(Trouble {
         fault: fault.detailed(|text| answer::clean(&shared.endpoint.without_secrets(text))),
         retry_after: None,
         is_answer,
-    }
+    })
 }
 
 #[cfg(test)]
