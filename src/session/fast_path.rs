@@ -8,7 +8,6 @@
 //! | outbox.fast_path is on, and there is shared memory | `is_on` |
 //! | the message is due now, and never expires | `Times::are_unset` |
 //! | its transaction has few others on the fast path | `is_room` |
-//! | no captured statement inside another one made it | `effects::may_use_fast_path` |
 //! | its event is small and can be read; one in a source is read by the worker after COMMIT | `may_fit`, `stored`, `Inserted::handoff` |
 //! | COMMIT waits until the transaction is on disk | `copy_to_slot` |
 //! | its rows are still as they were written | `copy_to_slot` |

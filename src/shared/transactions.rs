@@ -4,7 +4,7 @@
 //! the first process that sees it finished frees its entry.
 //!
 //! A session announces a key before it draws a seq for it. It registers the message's partition once it has inserted
-//! the message. It frees its entry after COMMIT, when its rows are visible and `lanes` knows the seq to rewind to.
+//! the message. It frees its entry after COMMIT, when its rows are visible and `rewinds` has the seq to read from.
 //! crates/core/tests/model_cursor.rs models this protocol.
 
 use crate::pg::clock::now_us;

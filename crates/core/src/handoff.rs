@@ -1,6 +1,6 @@
 //! A handoff: a message as bytes, with its event unless that is in a source. A session copies it into a slot in shared
 //! memory before it commits, and a worker reads it there. Both run the same build in the same server, so the format has
-//! no version. Used by `src/shared/fast_path.rs`.
+//! no version. `src/session/fast_path.rs` packs it, `src/shared/fast_path.rs` unpacks it.
 
 use crate::event::{Event, EventRow};
 use crate::message::Pointer;

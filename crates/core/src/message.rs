@@ -1,5 +1,6 @@
-//! The data types of a message's path. A claim fills `Pointer` and `Event` from rows on the worker's main thread,
-//! `envelope` makes a `Publication` of them, the publisher threads send it and answer with an `Outcome`.
+//! The data types of a message's path. A claim fills `Pointer` and `Event` from rows, the fast path from a slot, both
+//! on the worker's main thread. `envelope` makes a `Publication` of them, the publisher threads send it and answer with
+//! an `Outcome`.
 //!
 //! Both sides of the bounded queues between the threads use these types. They know neither Postgres nor a broker.
 

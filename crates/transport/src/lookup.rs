@@ -1,8 +1,8 @@
 //! Which addresses does the host of a destination have, and which of them is tried next?
 //!
 //! A lookup runs on a thread `outbox-resolve`, because getaddrinfo cannot be interrupted, and can hang for half a minute.
-//! It leaves one thread behind then, not one for each attempt. `amqp` waits for it on the publisher thread, `http` on its
-//! request threads.
+//! It leaves one thread behind then, not one for each attempt. `connected` waits for it on the publisher thread, `http`
+//! on its request threads.
 
 use crate::addresses::{AddressOrder, AddressRound};
 use crate::down::{DownReason, Fault, lookup_fault};

@@ -173,8 +173,8 @@ impl<P: DestinationPublisher> DestinationConnection<P> {
         }
     }
 
-    /// Takes the events of the publisher, whose worker has all these destinations: returns the outcomes and keeps the last state. The text says why the
-    /// connection is closed, if it is from now on: no more outcomes come then.
+    /// Takes the events of the publisher: returns the outcomes and keeps the last state. The text says why the connection is
+    /// closed, if it is from now on: no more outcomes come then. `all`: the destinations of the worker.
     pub fn take(&mut self, all: &[Target], now: Instant) -> (Outcomes, Option<&'static str>) {
         let Some(publisher) = &mut self.publisher else {
             return (Vec::new(), None);

@@ -1,5 +1,6 @@
 //! The client of the worker protocol: it calls the functions of sql/src/30_worker.sql and decodes their rows. A worker
-//! in the server calls them through SPI, one outside through its session: each is a [`Db`].
+//! in the server calls them through SPI; one outside calls them through its session, some of them by way of
+//! sql/src/56_work.sql. Each is a [`Db`].
 
 use crate::settings::{Described, Mapping};
 use crate::status::ConnectionStatus;

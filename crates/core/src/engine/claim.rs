@@ -2,8 +2,8 @@
 //!
 //! Order. A pass takes these steps, in this order:
 //!
-//! - (a) takes the rewind of each lane: the lowest seq committed there since the last time (`worker` does, and
-//!   tells all engines that share it);
+//! - (a) takes the rewind of each lane: the lowest seq committed there since the last time
+//!   (crates/worker/src/worker/deliver.rs does, and tells all engines that share it);
 //! - (b) claims, in a new snapshot, rows past the cursor of each lane;
 //! - (c) reads which transactions are open, and for which keys;
 //! - (d) reads, without taking it, what was committed since (a).

@@ -4,7 +4,7 @@
 //! Order. A transaction copies its messages into slots before it commits, and marks the slots ready before it leaves
 //! the registry of open transactions. A pass
 //!
-//! - (b) takes the ready messages (`worker` does, for all destinations),
+//! - (b) takes the ready messages (crates/worker/src/worker/deliver.rs does, for all destinations),
 //! - (c) reads which transactions are open,
 //! - (d) reads which messages are ready by then, and whether a commit reached the table only.
 //!

@@ -1,4 +1,4 @@
-//! Decides which of the answered messages were unroutable. Pure; called by `publish_loop` on the publisher thread.
+//! Decides which of the answered messages were unroutable. Pure; called by `channel` on the publisher thread.
 //!
 //! The trap: lapin 4.12 does not report this per message. A broker sends `basic.return` for an unroutable message and
 //! then acks it. lapin puts all returns into one queue. Each ack or nack that it processes takes the *oldest waiting*

@@ -26,8 +26,8 @@ use tokio::time::timeout_at;
 /// than these and one message still go out.
 const OUTPUT_MAX: usize = 64 << 10;
 
-/// How the messages of a kind are written, and its answers read. Cloned for each connection and for each channel. Nothing
-/// here waits: bytes go into and come out of buffers, and `stream` has the socket.
+/// How the messages of a kind are written, and its answers read. Each channel has its own clone, of one that
+/// has written and read nothing: what it must remember from a message to its answer is in cells. Nothing here waits: bytes go into and come out of buffers, and `stream` has the socket.
 pub(crate) trait Protocol: Clone + Send + 'static {
     /// Appends a message to the output, whole. `number`: from 0 on in a channel, in order; the answer names it. The
     /// window limits how many messages have none.
