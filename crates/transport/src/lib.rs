@@ -106,7 +106,6 @@ mod transport;
 mod url;
 
 pub use amqp::{AmqpAddress, AmqpConfig, ExchangeType, parse_url};
-#[cfg(feature = "toy")]
 pub use connected::Terms;
 pub use crossing::Waker;
 pub use deadline::Deadline;

@@ -11,7 +11,7 @@ mod endpoints;
 mod life;
 mod link;
 mod publish_loop;
-#[cfg(feature = "toy")]
+#[cfg_attr(not(feature = "toy"), allow(dead_code, unused_imports))] // only the toy is made of it yet
 mod stream;
 mod unconfirmed;
 
@@ -23,5 +23,5 @@ pub(crate) use link::{
     BACKOFF_MAX, BACKOFF_MIN, Broken, CAUSE_LIMIT, ChannelEvent, Connection, Connector, Limit, PATIENCE,
     PublishChannel, Taken, Wait, Wire, WriteProgress,
 };
-#[cfg(feature = "toy")]
+#[cfg_attr(not(feature = "toy"), allow(dead_code, unused_imports))] // only the toy is made of it yet
 pub(crate) use stream::{Protocol, Received, Streamed};
