@@ -4,7 +4,8 @@
 use serde_json::Value;
 use std::process::Command;
 use support::{
-    Broker, Cluster, DB, LONG, exchange_and_queue, outbox_cluster, wait_healthy, wait_published, wait_true, wait_until,
+    Broker, Cluster, DB, LONG, exchange_and_queue, outbox_cluster, wait_healthy, wait_published, wait_stats, wait_true,
+    wait_until,
 };
 
 use crate::serve::monitor::Monitor;
@@ -13,6 +14,8 @@ use crate::serve::monitor::Monitor;
 struct Fault {
     name: &'static str,
     make: &'static str,
+    /// The state that the worker reports once it knows.
+    state: &'static str,
     check: &'static str,
     code: &'static str,
     end: &'static str,
@@ -24,6 +27,7 @@ const FAULTS: [Fault; 7] = [
     Fault {
         name: "a pause",
         make: "select outbox_pause('default')",
+        state: "paused",
         check: "paused",
         code: "paused",
         end: "select outbox_resume('default')",
@@ -32,6 +36,7 @@ const FAULTS: [Fault; 7] = [
     Fault {
         name: "delivery that is switched off",
         make: "alter database postgres set outbox.enabled = off",
+        state: "paused",
         check: "enabled",
         code: "disabled",
         end: "alter database postgres reset outbox.enabled",
@@ -39,10 +44,11 @@ const FAULTS: [Fault; 7] = [
     },
     Fault {
         name: "a URL at which nobody listens",
-        make: "alter system set outbox.url = 'amqp://127.0.0.1:1'; select pg_reload_conf()",
+        make: "",
+        state: "down",
         check: "broker",
         code: "unreachable",
-        end: "", // the test puts the URL back
+        end: "", // the test changes the setting
         is_of_publish: false,
     },
     Fault {
@@ -50,6 +56,7 @@ const FAULTS: [Fault; 7] = [
         make: "create function nothing() returns trigger language plpgsql set search_path = pg_catalog as
                  'begin return null; end';
                create trigger stop before update or delete on outbox for each row execute function nothing()",
+        state: "connected",
         check: "triggers",
         code: "trigger_undoes",
         end: "drop trigger stop on outbox",
@@ -58,6 +65,7 @@ const FAULTS: [Fault; 7] = [
     Fault {
         name: "another owner of a table",
         make: "alter table outbox_waiting owner to postgres",
+        state: "connected",
         check: "database",
         code: "other_owner",
         end: "alter table outbox_waiting owner to outbox_worker",
@@ -66,6 +74,7 @@ const FAULTS: [Fault; 7] = [
     Fault {
         name: "settings that belong to another role",
         make: "alter table outbox_settings owner to postgres",
+        state: "connected",
         check: "database",
         code: "other_owner",
         end: "alter table outbox_settings owner to outbox_worker",
@@ -74,6 +83,7 @@ const FAULTS: [Fault; 7] = [
     Fault {
         name: "a role of the workers with a member",
         make: "create role intruder; grant outbox_worker to intruder",
+        state: "connected",
         check: "role",
         code: "role_has_member",
         end: "revoke outbox_worker from intruder",
@@ -104,7 +114,11 @@ fn each_fault_is_told_by_all_who_tell_at_the_first_message() {
     let mut published = 0;
     for fault in FAULTS {
         let Fault { name, check, code, .. } = fault;
-        cluster.exec(DB, fault.make);
+        match fault.make {
+            "" => cluster.set_conf("outbox.url", "amqp://127.0.0.1:1"),
+            make => cluster.exec(DB, make),
+        }
+        wait_stats(&cluster, "default", &format!("state = '{}'", fault.state));
         let known = format!("select exists (select from outbox_health where not ok and code = '{code}')");
         wait_true(&cluster, name, &known);
         if fault.is_of_publish {

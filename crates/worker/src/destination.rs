@@ -337,7 +337,8 @@ impl<R: Runtime> Destination<R> {
                 None if self.has_lacked_memory(common) => ConnectionStatus::memory(common.memory.bytes()),
                 None => self.connection.known_status().clone(),
             },
-            (false, None) => ConnectionStatus::plain(off, None),
+            (false, None) if common.settings.enabled => ConnectionStatus::plain(off, None),
+            (false, None) => ConnectionStatus::plain(off, Some(Finding::new("disabled", "outbox.enabled is off"))),
             (false, why) => ConnectionStatus::plain(State::NotAdopted, why.map(|why| why.as_str().into())),
         };
         let kind = self.kind();
