@@ -177,11 +177,16 @@ comment on function outbox_internal.add_kinds() is
   'For the scripts of the extension: makes the foreign data wrapper of each kind that has none.';
 select outbox_internal.add_kinds();
 
+create view outbox_internal.members as
+select d.classid, d.objid from pg_extension x join pg_depend d on d.refobjid = x.oid
+where x.extname = 'outbox' and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e';
+comment on view outbox_internal.members is
+  'The objects of the extension, as in pg_depend.';
+
 create view outbox_internal.wrappers as
 select w.oid, w.fdwname as wrapper
-from pg_foreign_data_wrapper w join pg_depend d on d.classid = 'pg_foreign_data_wrapper'::regclass and d.objid = w.oid
-join pg_extension x on d.refclassid = 'pg_extension'::regclass and d.refobjid = x.oid
-where d.deptype = 'e' and x.extname = 'outbox';
+from pg_foreign_data_wrapper w join outbox_internal.members m
+  on m.classid = 'pg_foreign_data_wrapper'::regclass and m.objid = w.oid;
 comment on view outbox_internal.wrappers is
   'The foreign data wrappers whose servers are destinations.';
 
@@ -968,7 +973,7 @@ comment on function outbox_internal.record_ready(text[], smallint[], bigint[]) i
   ' first of them on.';
 
 create function outbox_internal.is_taken(destination text, partition smallint, seq bigint)
-returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_taken_wrapper';
+returns boolean language c stable strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_taken_wrapper';
 comment on function outbox_internal.is_taken(text, smallint, bigint) is
   'Whether a worker has this unclaimed message in flight on the fast path. Changes nothing.';
 
@@ -2986,9 +2991,10 @@ comment on function outbox_internal.trim_events(bigint, integer, integer, timest
   'Reads up to batch events after a seq and removes those that are older than retention_s and of which no message'
   ' waits or is dead. Returns how far it got and whether more may be old beyond.';
 
--- ---- sql/src/40_operate.sql
+-- ---- sql/src/36_messages.sql
 
--- Manual actions on one message, and on a destination: retry, discard; pause, resume; wait until all is delivered.
+-- Messages of all tables in one form: the only place that names their status. Searches read one table along an index, so
+-- each table has a view, and what a view computes must not keep the planner from merging it into the query.
 
 create function outbox_internal.claim_is_live(claim_token bigint, partition smallint, claim_until timestamptz)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp
@@ -3002,6 +3008,49 @@ begin atomic
 end;
 comment on function outbox_internal.claim_is_live(bigint, smallint, timestamptz) is
   'Whether a worker holds this message for delivery right now.';
+
+create view outbox_internal.ready_messages as
+select o.seq, o.destination, o.partition, o.key,
+       case when o.claim_token is not null and outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
+              or outbox_internal.is_taken(o.destination, o.partition, o.seq) then 'in flight' else 'ready' end as status,
+       null::"char" as state, o.attempts, o.crashes, o.enqueued_at as available_at, o.enqueued_at,
+       null::timestamptz as ended_at, o.enqueued_at as changed_at, o.last_error, o.error_code, o.replayed, o.expires_at,
+       null::boolean as blocks, o.claim_token
+from @extschema@.outbox o;
+comment on view outbox_internal.ready_messages is
+  'The messages of outbox: ready or in flight.';
+
+create view outbox_internal.waiting_messages as
+select w.seq, w.destination, w.partition, w.key,
+       case w.state when 'b' then 'retrying' when 'g' then 'blocked' else 'scheduled' end as status,
+       w.state, w.attempts, w.crashes, w.due_at as available_at, w.enqueued_at,
+       null::timestamptz as ended_at, w.enqueued_at as changed_at, w.last_error, w.error_code, w.replayed, w.expires_at,
+       null::boolean as blocks, null::bigint as claim_token
+from @extschema@.outbox_waiting w;
+comment on view outbox_internal.waiting_messages is
+  'The messages of outbox_waiting: retrying, blocked or scheduled.';
+
+create view outbox_internal.dead_messages as
+select d.seq, d.destination, d.partition, d.key, 'dead' as status,
+       null::"char" as state, d.attempts, null::smallint as crashes, null::timestamptz as available_at, d.enqueued_at,
+       d.died_at as ended_at, d.died_at as changed_at, d.reason as last_error, d.error_code, d.replayed, d.expires_at,
+       d.blocks, null::bigint as claim_token
+from @extschema@.outbox_dead d;
+comment on view outbox_internal.dead_messages is
+  'The messages of outbox_dead.';
+
+create view outbox_internal.ended_messages as
+select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end as status,
+       null::"char" as state, h.attempts, null::smallint as crashes, null::timestamptz as available_at, h.enqueued_at,
+       h.published_at as ended_at, h.published_at as changed_at, h.last_error, h.error_code, h.replayed,
+       null::timestamptz as expires_at, null::boolean as blocks, null::bigint as claim_token
+from @extschema@.outbox_history h;
+comment on view outbox_internal.ended_messages is
+  'The messages of outbox_history: published or discarded.';
+
+-- ---- sql/src/40_operate.sql
+
+-- Manual actions on one message, and on a destination: retry, discard; pause, resume; wait until all is delivered.
 
 create function outbox_internal.destination_of(seq bigint, destination text)
 returns text language plpgsql stable set search_path = pg_catalog, pg_temp as $$
@@ -4080,8 +4129,9 @@ comment on function outbox_internal.behind_open_transactions(boolean, bigint[], 
   ' their partition, and may commit a lower one.';
 
 create function outbox_internal.decide_failure(
-  wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean
-) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_decide_failure_wrapper';
+  wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean,
+  out action text, out delay_ms bigint, out reason text, out code text
+) language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_decide_failure_wrapper';
 comment on function outbox_internal.decide_failure(text, text[], bigint, integer, text, boolean) is
   'The outcome of a failure, or of a message that can never be sent, by the rules of a destination: the action for'
   ' settle() (r, d, D or B), delay in ms, reason, code. Its wrapper and options describe the destination (NULL = by the settings).';
@@ -4400,7 +4450,10 @@ create function outbox_internal.end_claim(
 declare
   to_destination constant text := coalesce(end_claim.destination, 'default');
   settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
-  verdict text[] := '{p,0,""}';
+  action text := 'p';
+  delay_ms bigint := 0;
+  reason text := '';
+  code text;
   message record;
 begin
   -- If the commit is lost, the message is sent again.
@@ -4415,21 +4468,21 @@ begin
     return false;
   end if;
   if not published then
-    select outbox_internal.decide_failure(d.wrapper, d.options, end_claim.seq, message.attempts,
-                                          coalesce(error, 'failed'), unsendable)
-      into verdict
-    from (select) one left join outbox_internal.destinations() d on d.destination = to_destination;
+    select f.action, f.delay_ms, f.reason, f.code into action, delay_ms, reason, code
+    from (select) one left join outbox_internal.destinations() d on d.destination = to_destination
+    cross join lateral outbox_internal.decide_failure(
+      d.wrapper, d.options, end_claim.seq, message.attempts, coalesce(error, 'failed'), unsendable) f;
   end if;
   if outbox_internal.settle(
        ''::text, array[message.tid], array[end_claim.seq], array[to_destination], array[message.partition],
        array[end_claim.claim_token],
-       array[case when settings.leasing then verdict[1] else translate(verdict[1], 'DB', 'dd') end]::"char"[],
-       array[verdict[2]]::bigint[], array[verdict[3]], array[verdict[4]]) <> 1 then
+       array[case when settings.leasing then action else translate(action, 'DB', 'dd') end]::"char"[],
+       array[delay_ms], array[reason], array[code]) <> 1 then
     return false;
   end if;
   perform outbox_internal.record_ended(
-    published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
-  perform outbox_internal.record_pending(to_destination, -(verdict[1] <> 'r')::integer::bigint);
+    published::integer::bigint, (not published)::integer::bigint, (action <> 'r')::integer::bigint);
+  perform outbox_internal.record_pending(to_destination, -(action <> 'r')::integer::bigint);
   if published then
     perform outbox_internal.record_delivery_times(
       array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
@@ -4478,10 +4531,10 @@ returns text language sql volatile set search_path = pg_catalog, pg_temp as $$
     when outbox_internal.find_row($1, $2, $4) is not null
       or exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2) then 'waits'
     when exists (select from @extschema@.outbox_dead d where d.seq = $1 and d.destination = $2) then 'dead'
-    else coalesce((select case when h.discarded then 'discarded' else 'published' end from @extschema@.outbox_history h
-                   where h.seq = $1 and h.destination = $2 and h.published_at <@ $3
-                     and h.published_at >= coalesce(lower($3), '-infinity') -- which leaves partitions out
-                   order by h.published_at desc limit 1), 'unknown')
+    else coalesce((select h.status from outbox_internal.ended_messages h
+                   where h.seq = $1 and h.destination = $2 and h.ended_at <@ $3
+                     and h.ended_at >= coalesce(lower($3), '-infinity') -- which leaves partitions out
+                   order by h.ended_at desc limit 1), 'unknown')
   end;
 $$;
 comment on function outbox_internal.outcome(bigint, text, tstzmultirange, smallint[]) is
@@ -4538,11 +4591,11 @@ comment on function @extschema@.outbox_wait(bigint, interval, text) is
 -- 90_privileges.sql). SQL functions that the views call have a body with BEGIN ATOMIC, bound when it is created.
 
 create function outbox_internal.shared_memory(area text, destination text default null)
-returns setof text[] language c stable rows 1 as 'MODULE_PATHNAME', 'outbox_shared_memory_wrapper';
+returns setof record language c stable rows 1 as 'MODULE_PATHNAME', 'outbox_shared_memory_wrapper';
 comment on function outbox_internal.shared_memory(text, text) is
-  'The rows of an area of shared memory, each an array of texts: counters, server, transactions, first messages, first'
-  ' dead letters, errors, failed tasks, throughput, passes; and of a destination its statistics, history and latency. Views'
-  ' name the columns. No row = the library is not preloaded, or no worker counts.';
+  'The rows of an area of shared memory: counters, server, transactions, first messages, first dead letters, errors, failed'
+  ' tasks, throughput, passes; and of a destination its statistics, history and latency. One view of each area names the'
+  ' columns. No row = the library is not preloaded, or no worker counts.';
 
 create function @extschema@.outbox_is_preloaded()
 returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_is_preloaded_wrapper';
@@ -4550,10 +4603,9 @@ comment on function @extschema@.outbox_is_preloaded() is
   'Whether the server was started with outbox in shared_preload_libraries.';
 
 create view outbox_internal.open_transactions as
-select nullif(t.n[1], '0')::integer as pid, nullif(t.n[2], '0')::xid as xid, t.n[1] = '0' as prepared,
-       greatest(clock_timestamp() - to_timestamp(t.n[3]::double precision / 1e6), interval '0') as age,
-       t.n[4]::bigint as low
-from outbox_internal.shared_memory('transactions') t (n);
+select nullif(t.pid, 0) as pid, nullif(t.xid, '0') as xid, t.pid = 0 as prepared,
+       greatest(clock_timestamp() - to_timestamp(t.since_us / 1e6), interval '0') as age, t.low
+from outbox_internal.shared_memory('transactions') t (pid integer, xid xid, since_us double precision, low bigint);
 comment on view outbox_internal.open_transactions is
   'Open transactions of this database that have enqueued messages.';
 create function @extschema@.outbox_open_transactions(
@@ -4584,33 +4636,20 @@ comment on view outbox_internal.connections is
 
 create view @extschema@.outbox_messages as
 with m as not materialized (
-  select o.seq, o.destination, o.partition, o.key,
-         case when outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
-                or outbox_internal.is_taken(o.destination, o.partition, o.seq) then 'in flight'
-              else 'ready' end as status,
-         o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token,
-         o.last_error, o.replayed, o.expires_at, null::timestamptz as ended_at, o.error_code
-  from @extschema@.outbox o
+  select x.* from outbox_internal.ready_messages x
   union all
-  select w.seq, w.destination, w.partition, w.key,
-         case w.state when 'b' then 'retrying' when 'g' then 'blocked' else 'scheduled' end,
-         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed, w.expires_at, null, w.error_code
-  from @extschema@.outbox_waiting w
+  select x.* from outbox_internal.waiting_messages x
   union all
-  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason,
-         d.replayed, d.expires_at, null, d.error_code
-  from @extschema@.outbox_dead d
+  select x.* from outbox_internal.dead_messages x
   union all
-  select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
-         h.attempts, null, h.enqueued_at, case when not h.discarded then h.published_at end, null, h.last_error,
-         h.replayed, null, h.published_at, h.error_code
-  from @extschema@.outbox_history h
+  select x.* from outbox_internal.ended_messages x
 )
 select m.seq, m.seq as global_sequence, m.status,
        case m.status when 'published' then 'PUBLISHED' when 'dead' then 'FAILED' when 'discarded' then null
                      else 'PENDING' end as reference_status,
        m.destination, outbox_internal.partition_label(m.partition::integer) as partition_key, m.key,
-       m.attempts, m.available_at, m.enqueued_at, m.published_at, m.claim_token, m.last_error, m.replayed,
+       m.attempts, m.available_at, m.enqueued_at, case when m.status = 'published' then m.ended_at end as published_at,
+       m.claim_token, m.last_error, m.replayed,
        m.id, m.type, m.aggregate_type, m.aggregate_id, m.operation, m.payload, m.previous_payload, m.metadata,
        m.headers, m.actor, m.correlation_id, m.created_at,
        -- the names of the same columns in other systems
@@ -4623,7 +4662,7 @@ from (
   from m left join @extschema@.outbox_events e
     on e.seq = m.seq
        -- While there was a source, its seq meant another event.
-       and (m.ended_at is null or m.ended_at <@ (select t.current from outbox_internal.event_times t))
+       and (m.ended_at is null or m.status = 'dead' or m.ended_at <@ (select t.current from outbox_internal.event_times t))
   where not exists (select from @extschema@.outbox_source)
   union all
   -- Read once for a row, and only if one of these columns is asked for.
@@ -4631,7 +4670,7 @@ from (
          (s.e).aggregate_type, (s.e).aggregate_id, (s.e).operation, (s.e).payload, (s.e).previous_payload,
          (s.e).metadata, (s.e).headers, (s.e).actor, (s.e).correlation_id, (s.e).created_at, (s.e).error
   from m left join lateral (select outbox_internal.source_row_of(outbox_internal.source_event(m.seq)) as e) s
-    on m.ended_at is null or m.ended_at <@ (select t.current from outbox_internal.event_times t)
+    on m.ended_at is null or m.status = 'dead' or m.ended_at <@ (select t.current from outbox_internal.event_times t)
   where exists (select from @extschema@.outbox_source)
 ) m;
 comment on view @extschema@.outbox_messages is
@@ -4686,38 +4725,50 @@ select f.*, exists (select from outbox_internal.blocked_lanes() l
                          having bool_and(c.state in ('down', 'blocked', 'unconfigured', 'pausing', 'paused',
                                                      'not adopted')))
          or f.destination not in (select d.destination from outbox_internal.destinations() d) as is_stopped
-from (select w.n[1] collate "C" as destination, w.n[2]::smallint as partition, w.n[3]::bigint as seq,
-             to_timestamp(w.n[4]::double precision / 1e6) as enqueued_at
-      from outbox_internal.shared_memory('first messages') w (n)) f;
+from (select w.destination, w.partition, w.seq, to_timestamp(w.enqueued_us / 1e6) as enqueued_at
+      from outbox_internal.shared_memory('first messages')
+        w (destination text collate "C", partition smallint, seq bigint, enqueued_us double precision)) f;
 comment on view outbox_internal.first_shown is
   'The rows of first_pending, at a cost that does not grow with the queue. They are the first message of outbox in'
   ' each lane (destination, partition). is_blocked = it waits behind a message that failed. is_stopped = no worker'
   ' can deliver to its destination: it does not exist or is paused, or the connection of each live worker is down,'
   ' blocked or unconfigured.';
 
+create view outbox_internal.counters as
+select c.*
+from (select) one left join outbox_internal.shared_memory('counters') c (
+  pending bigint, in_flight bigint, published bigint, failed bigint, published_60s numeric, failed_60s numeric,
+  since_us double precision, dead bigint, blocking bigint) on true;
+comment on view outbox_internal.counters is
+  'The counters of this database, one row; all NULL = not preloaded.';
+
 -- Counts the table only if shared memory has no count: a held snapshot keeps the rows of dead letters that were
 -- retried or discarded.
 create view outbox_internal.dead_counts as
-select least(coalesce(c.n[8]::bigint, (select count(*) from (select from @extschema@.outbox_dead limit 10000) d)),
-             10000) as dead,
-       least(coalesce(c.n[9]::bigint, (select count(*) from (select from @extschema@.outbox_dead d where d.blocks
-                                                             limit 10000) d)), 10000) as blocking
-from (select) one left join outbox_internal.shared_memory('counters') c (n) on true;
+select least(coalesce(c.dead, (select count(*) from (select from @extschema@.outbox_dead limit 10000) d)), 10000) as dead,
+       least(coalesce(c.blocking, (select count(*) from (select from @extschema@.outbox_dead d where d.blocks
+                                                         limit 10000) d)), 10000) as blocking
+from outbox_internal.counters c;
 comment on view outbox_internal.dead_counts is
   'The number of dead letters, and of those that block others. Both stop at 10000.';
 
+create view outbox_internal.first_dead as
+select f.dead, f.blocking from outbox_internal.shared_memory('first dead letters') f (dead bigint, blocking bigint);
+comment on view outbox_internal.first_dead is
+  'The seq of the first dead letter, and of the first that blocks others.';
+
 create view @extschema@.outbox_status as
-select greatest(c.n[1]::bigint, case when c.n[1] is not null then 0 end) as pending, -- NULL = not preloaded
-       c.n[2]::bigint as in_flight,
+select greatest(c.pending, case when c.pending is not null then 0 end) as pending, -- NULL = not preloaded
+       c.in_flight,
        (select d.dead from outbox_internal.dead_counts d) as dead,
        -- No volatile function here: it would be called even for a query of other columns.
        (select statement_timestamp() - min(o.enqueued_at) from outbox_internal.first_shown o
         where not o.is_blocked and not o.is_stopped) as oldest_pending_age,
-       c.n[3]::bigint as published_total, c.n[4]::bigint as failed_total,
-       trim_scale(round(c.n[5]::numeric / 60, 3)) as published_per_s,
-       trim_scale(round(c.n[6]::numeric / 60, 3)) as failed_per_s,
-       to_timestamp(c.n[7]::double precision / 1e6) as stats_reset
-from (select) one left join outbox_internal.shared_memory('counters') c (n) on true;
+       c.published as published_total, c.failed as failed_total,
+       trim_scale(round(c.published_60s / 60, 3)) as published_per_s,
+       trim_scale(round(c.failed_60s / 60, 3)) as failed_per_s,
+       to_timestamp(c.since_us / 1e6) as stats_reset
+from outbox_internal.counters c;
 comment on view @extschema@.outbox_status is
   'One row, at a cost that does not grow with the queue. It has the messages pending (all that have not ended), in'
   ' flight and dead (up to 10000), and the age of the oldest that can be delivered now. It has totals since'
@@ -4748,6 +4799,16 @@ comment on view @extschema@.outbox_worker_status is
   'One row a worker: whether it is alive, the state of its connections, and the number of its partitions. Also the'
   ' number of its destinations, and of those that it cannot reach. state = down only if it can reach none.';
 
+create view outbox_internal.destination_statistics as
+select d.destination, d.wrapper, d.options, d.paused, d.not_adopted, f.*
+from outbox_internal.destinations() d
+left join lateral outbox_internal.shared_memory('statistics', d.destination) f (
+  in_flight bigint, published bigint, failed bigint, dead bigint, released bigint, published_60s numeric,
+  since_us double precision, p50_ms numeric, p95_ms numeric, p99_ms numeric, pending bigint, max_pending bigint) on true;
+comment on view outbox_internal.destination_statistics is
+  'All destinations, with their statistics; in_flight NULL = no worker counts. pending NULL = not counted, max_pending NULL ='
+  ' no limit.';
+
 create view @extschema@.outbox_destination_status as
 with live as (
   select c.* from outbox_internal.connections c where c.is_live
@@ -4764,23 +4825,20 @@ select coalesce(d.destination, p.destination) as destination,
        coalesce(z.since, c.since) as since,
        case when d.paused or d.not_adopted is not null then null else c.reason end as reason,
        case when d.paused then concat_ws(
-              ': ', case when b.busy then coalesce(f.n[1], '0') || ' in flight, ' else '' end
+              ': ', case when b.busy then coalesce(d.in_flight, 0) || ' in flight, ' else '' end
                     || 'paused by ' || z.paused_by, z.reason)
             else coalesce(d.not_adopted, c.detail) end as detail,
        date_trunc('milliseconds', clock_timestamp() - p.oldest) as oldest_pending_age,
-       f.n[1]::bigint as in_flight, f.n[2]::bigint as published_total, f.n[3]::bigint as failed_total,
-       f.n[4]::bigint as dead_total, f.n[5]::bigint as released_total,
-       trim_scale(round(f.n[6]::numeric / 60, 3)) as published_per_s,
-       round(f.n[8]::numeric, 2) as p50_ms, round(f.n[9]::numeric, 2) as p95_ms, round(f.n[10]::numeric, 2) as p99_ms,
-       to_timestamp(f.n[7]::double precision / 1e6) as stats_reset,
-       f.n[11]::bigint as pending, f.n[12]::bigint as max_pending
-from outbox_internal.destinations() d
+       d.in_flight, d.published as published_total, d.failed as failed_total, d.dead as dead_total,
+       d.released as released_total, trim_scale(round(d.published_60s / 60, 3)) as published_per_s,
+       round(d.p50_ms, 2) as p50_ms, round(d.p95_ms, 2) as p95_ms, round(d.p99_ms, 2) as p99_ms,
+       to_timestamp(d.since_us / 1e6) as stats_reset, d.pending, d.max_pending
+from outbox_internal.destination_statistics d
 full join pending p on p.destination = d.destination
 left join @extschema@.outbox_paused z on z.destination = d.destination
 left join lateral (
   select l.state, l.since, l.reason, l.detail from live l where l.destination = d.destination
   order by l.severity, l.reason is null, l.since limit 1) c on true
-left join lateral outbox_internal.shared_memory('statistics', d.destination) f (n) on true
 -- True until each worker has noticed the pause and settled its messages.
 cross join lateral (select exists (select from live l where l.destination = d.destination
                                    and l.state not in ('paused', 'not adopted')) as busy) b
@@ -4807,8 +4865,7 @@ comment on view @extschema@.outbox_partition_status is
 create view outbox_internal.definer_functions as
 select p.proname::text as name,
        encode(sha256(convert_to(concat_ws(' ', p.prosrc, p.proconfig::text), 'UTF8')), 'hex') as digest
-from pg_proc p join pg_depend d on d.classid = 'pg_proc'::regclass and d.objid = p.oid and d.deptype = 'e'
-join pg_extension x on d.refclassid = 'pg_extension'::regclass and x.oid = d.refobjid and x.extname = 'outbox'
+from pg_proc p join outbox_internal.members m on m.classid = 'pg_proc'::regclass and m.objid = p.oid
 where p.prosecdef;
 comment on view outbox_internal.definer_functions is
   'The functions of the extension that run as its owner, with a digest of body and settings.';
@@ -4843,9 +4900,7 @@ begin atomic
                  'kind', case p.prokind when 'p' then 'procedure' when 'a' then 'aggregate' else 'function' end] as args
     from pg_proc p join place on p.pronamespace = place.oid and place.is_shared
     where p.proname >= 'outbox' and p.proname < 'outboy' and (p.proname = 'outbox' or p.proname like 'outbox\_%')
-      and not exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
-                      where d.classid = 'pg_proc'::regclass and d.objid = p.oid
-                        and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
+      and not exists (select from outbox_internal.members m where m.classid = 'pg_proc'::regclass and m.objid = p.oid)
     union all
     select 2,
            'schema_owner', array['schema', place.nspname, 'owner', pg_get_userbyid(place.extowner)]::text[]
@@ -4853,18 +4908,15 @@ begin atomic
     where place.nspowner not in (select h.oid from harmless h
                                  union all select w.oid from worker_role w where place.is_shared)
     union all
-    select 2, 'member_owner', array['object', min(m.object), 'owner', r.rolname, 'superuser', (
+    -- The names of the members only: those of all functions take a tenth of a second.
+    select 2, 'member_owner', array['object', min(coalesce('view ' || c.oid::regclass, 'function ' || p.oid::regprocedure)),
+                                    'owner', r.rolname, 'superuser', (
              select s.rolname from pg_roles s where s.rolsuper order by s.oid limit 1)]
-    from pg_extension x
-    join pg_depend d on d.refclassid = 'pg_extension'::regclass and d.refobjid = x.oid and d.deptype = 'e'
-    cross join lateral (
-      select 'view ' || c.oid::regclass, c.relowner from pg_class c
-      where d.classid = 'pg_class'::regclass and c.oid = d.objid and c.relkind = 'v'
-      union all
-      select 'function ' || p.oid::regprocedure, p.proowner from pg_proc p
-      where d.classid = 'pg_proc'::regclass and p.oid = d.objid and not p.prosecdef) m (object, owner)
-    join pg_roles r on r.oid = m.owner
-    where x.extname = 'outbox' and not r.rolsuper and r.oid not in (select w.oid from worker_role w)
+    from outbox_internal.members m
+    left join pg_class c on m.classid = 'pg_class'::regclass and c.oid = m.objid and c.relkind = 'v'
+    left join pg_proc p on m.classid = 'pg_proc'::regclass and p.oid = m.objid and not p.prosecdef
+    join pg_roles r on r.oid = coalesce(c.relowner, p.proowner)
+    where not r.rolsuper and r.oid not in (select w.oid from worker_role w)
     group by r.rolname
     union all
     select 3,
@@ -4894,9 +4946,7 @@ begin atomic
       and not exists (select from unnest(p.proconfig) c where c like 'search\_path=%')
       and not exists (select from pg_trigger d where a.classid = 'pg_trigger'::regclass and d.oid = a.objid and d.tgenabled = 'D')
       and not exists (select from pg_rewrite d where a.classid = 'pg_rewrite'::regclass and d.oid = a.objid and d.ev_enabled = 'D')
-      and (exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
-                   where d.classid = 'pg_class'::regclass and d.objid = t.oid
-                     and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
+      and (exists (select from outbox_internal.members m where m.classid = 'pg_class'::regclass and m.objid = t.oid)
            or t.oid in (select i.inhrelid from pg_inherits i where i.inhparent = '@extschema@.outbox_history'::regclass))
   ) f
   order by f.rank, f.args;
@@ -4934,11 +4984,10 @@ $$;
 comment on function outbox_internal.restore_function(text) is
   'Makes a function that runs as its owner again as the install script has it. For superusers; outbox_health names it.';
 
-create function outbox_internal.worded(code text, args text[])
-returns text[] language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_worded_wrapper';
+create function outbox_internal.worded(code text, args text[], out problem text, out remedy text, out commands jsonb)
+language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_worded_wrapper';
 comment on function outbox_internal.worded(text, text[]) is
-  'The words of a finding: the problem, the remedy, and the commands in the remedy as a JSON array. args: names and values by'
-  ' turns; s_name is the setting outbox.name.';
+  'The words of a finding, and the commands in the remedy as a JSON array. args: names and values by turns; s_name is the setting outbox.name.';
 
 -- Found by their dependency, as pg_trigger has no index by function. tgtype: 2 = BEFORE, 4 + 8 + 16 = all writes of a row.
 create view outbox_internal.trigger_problems as
@@ -4946,13 +4995,11 @@ with ours as materialized (
   select t.tgrelid, t.tgname, t.tgenabled, t.tgtype, f.proname = 'outbox_captured' as captures,
          convert_from(substr(t.tgargs, 1, octet_length(t.tgargs) - 1), getdatabaseencoding()) as settings,
          format('%I.%I', n.nspname, c.relname) as place
-  from pg_extension x
-  join pg_depend m on m.refclassid = 'pg_extension'::regclass and m.refobjid = x.oid and m.classid = 'pg_proc'::regclass
-  join pg_proc f on f.oid = m.objid and f.proname in ('outbox_captured', 'outbox_attached')
+  from outbox_internal.members m
+  join pg_proc f on m.classid = 'pg_proc'::regclass and f.oid = m.objid and f.proname in ('outbox_captured', 'outbox_attached')
   join pg_depend d on d.refclassid = 'pg_proc'::regclass and d.refobjid = f.oid and d.classid = 'pg_trigger'::regclass
   join pg_trigger t on t.oid = d.objid and t.tgnargs = 1
   join pg_class c on c.oid = t.tgrelid join pg_namespace n on n.oid = c.relnamespace
-  where x.extname = 'outbox'
 )
 select t.tgrelid, 'trigger_disabled' as code,
        array['table', t.place, 'triggers', string_agg(quote_ident(t.tgname), ', ' order by t.tgname),
@@ -4975,6 +5022,24 @@ where t.covered & 28 <> 28;
 comment on view outbox_internal.trigger_problems is
   'Tables of outbox_capture and outbox_attach of which a trigger is disabled or missing.';
 
+create view outbox_internal.server as
+select s.* from outbox_internal.shared_memory('server') s (
+  preloaded boolean, obstacle text, missing_slots integer, missing_standbys text, connected_standbys text);
+comment on view outbox_internal.server is
+  'One row: whether the library is preloaded, why the launcher starts no worker, how many slots it lacks; and of the standbys'
+  ' that messages wait for, those that are missing and those that are connected.';
+
+create view @extschema@.outbox_errors as
+select f.destination, f.kind, f.message, f.count, to_timestamp(f.first_us / 1e6) as first_at,
+       to_timestamp(f.last_us / 1e6) as last_at, f.last_seq
+from outbox_internal.shared_memory('errors') f (
+  destination text, kind text, message text, count bigint, first_us double precision, last_us double precision, last_seq bigint)
+order by last_at desc;
+comment on view @extschema@.outbox_errors is
+  'What failed recently, one row a cause, the most recent first, 100 causes at most. A row has the destination,'
+  ' kind, the error with # for numbers and ids, how often, first and last time, and the last message. If the'
+  ' destination went down last_seq is NULL.';
+
 -- The planner gives a condition on "check" to each part below, and so runs only that one. It does so to none if a part ends
 -- with LIMIT. It evaluates a setting that a condition compares with a column. In a session that has not loaded the library
 -- yet the setting is unknown, so it may be missing.
@@ -4982,15 +5047,11 @@ create view outbox_internal.findings as
 with connection as (
   select c.* from outbox_internal.connections c where c.is_live
 ), server as (
-  select s.n[1]::boolean as preloaded, s.n[2] as obstacle, s.n[3]::integer as missing_slots, s.n[4] as missing_standbys,
-         s.n[5] as connected_standbys,
-         current_setting('outbox.worker_role') as worker_role, current_setting('outbox.workers')::integer as workers,
+  select s.*, current_setting('outbox.worker_role') as worker_role, current_setting('outbox.workers')::integer as workers,
          exists (select from outbox_internal.live_workers) as has_worker
-  from outbox_internal.shared_memory('server') s (n)
+  from outbox_internal.server s
 ), fill as materialized ( -- its numbers are NULL if the server has no entry for the destination
-  select d.destination, f.n[11]::bigint as pending, f.n[12]::bigint as most, f.n is null as is_uncounted
-  from outbox_internal.destinations() d
-  left join lateral outbox_internal.shared_memory('statistics', d.destination) f (n) on true
+  select d.* from outbox_internal.destination_statistics d
 ), waiting as materialized ( -- read once for all checks
   select f.destination, f.partition, f.seq, f.enqueued_at, f.is_blocked, f.is_stopped from outbox_internal.first_shown f
 ), own_table as (
@@ -4998,19 +5059,15 @@ with connection as (
          t.relrowsecurity and t.relforcerowsecurity as is_secured
   from pg_class t join pg_namespace n on n.oid = t.relnamespace
   where t.relkind in ('r', 'p') and (
-    exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
-            where d.classid = 'pg_class'::regclass and d.objid = t.oid
-              and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
+    exists (select from outbox_internal.members m where m.classid = 'pg_class'::regclass and m.objid = t.oid)
     or t.oid in (select i.inhrelid from pg_inherits i where i.inhparent = '@extschema@.outbox_history'::regclass))
 ), other_owner as (
   select x.type, x.name, r.rolname as worker_role
   from (select 'TABLE' as type, o.name, o.relowner as owner from own_table o
         union all
         select 'FUNCTION', p.oid::regprocedure::text, p.proowner
-        from pg_extension x
-        join pg_depend d on d.refclassid = 'pg_extension'::regclass and d.refobjid = x.oid and d.deptype = 'e'
-        join pg_proc p on d.classid = 'pg_proc'::regclass and p.oid = d.objid
-        where x.extname = 'outbox' and p.prosecdef) x
+        from outbox_internal.members m join pg_proc p on m.classid = 'pg_proc'::regclass and p.oid = m.objid
+        where p.prosecdef) x
   join server s on true join pg_roles r on r.rolname = s.worker_role and r.oid <> x.owner
 ), foreign_trigger as (
   select t.tgname, t.tgtype, o.oid, o.name, o.relname from own_table o join pg_trigger t on t.tgrelid = o.oid
@@ -5026,7 +5083,10 @@ select 'preload' as "check", null::text as destination, 'not_preloaded' as code,
          where p.name = 'shared_preload_libraries')] as args
 from server s where not s.preloaded
 union all
-select 'enabled', null, 'disabled', '{}' where not current_setting('outbox.enabled')::boolean
+-- As the workers see it: the setting of a session may be older, if it is set for the database.
+select 'enabled', null, 'disabled', '{}'
+where case when exists (select from connection) then exists (select from connection c where c.code = 'disabled')
+           else not current_setting('outbox.enabled')::boolean end
 union all
 select 'standby', null, 'standby', '{}' where pg_is_in_recovery()
 union all
@@ -5198,15 +5258,14 @@ select f."check", null, f.code,
          order by c.rank, c.command limit 1)]
 from server s, (
   -- A worker tries again after half a second; what ends within a few tries is no problem.
-  (select 'database' as "check", 'statement_fails' as code, null as since, e.n[3] as error
-   from outbox_internal.shared_memory('errors') e (n)
-   where e.n[2] = 'database' and e.n[4]::bigint > 3
-     and to_timestamp(e.n[6]::double precision / 1e6) > clock_timestamp() - interval '10 seconds'
-   order by e.n[6]::bigint desc limit 1)
+  (select 'database' as "check", 'statement_fails' as code, null as since, e.message as error
+   from @extschema@.outbox_errors e
+   where e.kind = 'database' and e.count > 3 and e.last_at > clock_timestamp() - interval '10 seconds'
+   order by e.last_at desc limit 1)
   union all
   -- Maintenance runs once a minute, and its last answer stands until then.
-  (select 'maintenance', 'maintenance_fails', date_trunc('seconds', to_timestamp(t.n[1]::double precision / 1e6))::text, t.n[2]
-   from outbox_internal.shared_memory('failed tasks') t (n) order by t.n[1]::bigint limit 1)) f
+  (select 'maintenance', 'maintenance_fails', date_trunc('seconds', to_timestamp(t.since_us / 1e6))::text, t.error
+   from outbox_internal.shared_memory('failed tasks') t (since_us double precision, error text) order by t.since_us limit 1)) f
 where not exists (select from other_owner)
 union all
 select 'source', null, 'source_unreadable',
@@ -5223,10 +5282,10 @@ select 'capture', null, x.code, x.args
 from (select p.code, p.args from outbox_internal.trigger_problems p order by p.tgrelid limit 3) x
 union all
 select 'paused', z.destination, 'paused',
-       array['in_flight', case when b.busy then coalesce(f.n[1], '0') end, 'by', z.paused_by,
+       array['in_flight', case when b.busy then coalesce(f.in_flight, 0)::text end, 'by', z.paused_by,
              'since', date_trunc('seconds', z.since)::text, 'reason', z.reason]
 from @extschema@.outbox_paused z
-left join lateral outbox_internal.shared_memory('statistics', z.destination) f (n) on true
+left join outbox_internal.destination_statistics f on f.destination = z.destination
 cross join lateral (select exists (select from connection c where c.destination = z.destination
                                    and c.state not in ('paused', 'not adopted')) as busy) b
 union all
@@ -5258,7 +5317,7 @@ select 'dead letters', null, 'dead_letters',
 from outbox_internal.dead_counts c
 left join lateral (
   select x.* from @extschema@.outbox_dead x
-  where x.seq = (select n[1]::bigint from outbox_internal.shared_memory('first dead letters') f (n)) limit 1) d on true
+  where x.seq = (select f.dead from outbox_internal.first_dead f) limit 1) d on true
 where c.dead > 0
 union all
 select 'keys', null, 'keys_blocked',
@@ -5270,16 +5329,15 @@ select 'keys', null, 'keys_blocked',
 from outbox_internal.dead_counts c
 left join lateral (
   select x.* from @extschema@.outbox_dead x
-  where x.blocks and x.seq = (select n[2]::bigint from outbox_internal.shared_memory('first dead letters') f (n))
-  limit 1) d on true
+  where x.blocks and x.seq = (select f.blocking from outbox_internal.first_dead f) limit 1) d on true
 where c.blocking > 0
 union all
-select 'room', p.destination, case when p.pending >= p.most then 'queue_full' else 'queue_nearly_full' end,
-       array['pending', p.pending::text, 'most', p.most::text, 'max_pending', (2 * p.most)::text]
-from fill p where p.pending >= 0.9 * p.most
+select 'room', p.destination, case when p.pending >= p.max_pending then 'queue_full' else 'queue_nearly_full' end,
+       array['pending', p.pending::text, 'most', p.max_pending::text, 'max_pending', (2 * p.max_pending)::text]
+from fill p where p.pending >= 0.9 * p.max_pending
 union all
 select 'room', null, 'no_room_for_statistics', array['count', count(*)::text, 'example', min(p.destination)]
-from fill p where p.is_uncounted and exists (
+from fill p where p.in_flight is null and exists (
   select from connection c where c.destination = p.destination and c.worker_id like 'server-%')
 having count(*) > 0
 union all
@@ -5339,26 +5397,22 @@ left join lateral (
     and x.pid not in (select w.pid from @extschema@.outbox_workers w)
   limit 1) h on true
 left join lateral (
-  select m.most from outbox_internal.destinations() d
-  cross join lateral outbox_internal.shared_memory('statistics', d.destination) f (n)
-  cross join lateral (
-    select coalesce((select substr(o, 10) from unnest(d.options) o where o like 'max\_rate=%'),
-                    current_setting('outbox.max_rate', true))::bigint as most) m
-  -- A worker does not pass the rest of its share on to others.
-  where d.destination = s.destination and m.most > 0
-    and f.n[6]::double precision / 60 >= 0.9 * m.most / greatest(1, (
-      select count(*) from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()))) r on true
+  select trim_scale(round(d.published_60s / 60, 1)) as per_s, d.published_60s / 60 as rate,
+         (select 2 * substr(o, 13)::bigint from unnest(d.options) o where o like 'concurrency=%') as concurrency,
+         coalesce((select substr(o, 10) from unnest(d.options) o where o like 'max\_rate=%'),
+                  current_setting('outbox.max_rate', true))::bigint as most
+  from outbox_internal.destination_statistics d where d.destination = s.destination) p on true
 left join lateral (
-  select trim_scale(round(f.n[6]::numeric / 60, 1)) as per_s,
-         (select 2 * substr(o, 13)::bigint from unnest(d.options) o where o like 'concurrency=%') as concurrency
-  from outbox_internal.destinations() d
-  left join lateral outbox_internal.shared_memory('statistics', d.destination) f (n) on true
-  where d.destination = s.destination) p on true;
+  select p.most
+  -- A worker does not pass the rest of its share on to others.
+  where p.most > 0
+    and p.rate >= 0.9 * p.most / greatest(1, (
+      select count(*) from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()))) r on true;
 comment on view outbox_internal.findings is
   'What is wrong, as data: the check that finds it, the destination if it is one, the code, and names and values by turns.';
 
 create view outbox_internal.problems as
-select f."check", f.destination, w.n[1] as problem, w.n[2] as remedy, f.code, f.args, w.n[3]::jsonb as commands
+select f."check", f.destination, w.problem, w.remedy, f.code, f.args, w.commands
 from outbox_internal.findings f
 left join lateral ( -- not by destinations(): if that fails, this says why
   select s.oid as server, s.srvoptions as options, w.fdwname::text as wrapper
@@ -5395,12 +5449,12 @@ cross join lateral outbox_internal.worded(f.code, f.args || array[
   'worker_role', current_setting('outbox.worker_role'), 'database', current_database()::text, 'database_settings', (
     select string_agg(substr(split_part(c.setting, '=', 1), 8), ',')
     from pg_db_role_setting s join pg_database x on x.oid = s.setdatabase, unnest(s.setconfig) c (setting)
-    where x.datname = current_database() and s.setrole = 0 and c.setting like 'outbox.%')] || o.texts) w (n);
+    where x.datname = current_database() and s.setrole = 0 and c.setting like 'outbox.%')] || o.texts) w;
 comment on view outbox_internal.problems is
   'The findings in words: the problem, the remedy, and the commands in the remedy as a JSON array.';
 
 create view @extschema@.outbox_health as
-select c.name as "check", p.destination, p.problem is null as ok, p.problem collate "default" as problem, p.remedy,
+select c.name as "check", p.destination, p.problem is null as ok, p.problem, p.remedy,
        p.code, jsonb_strip_nulls(jsonb_object(p.args)) as args, (jsonb_object(p.args) ->> 'since')::timestamptz as since, p.commands
 from unnest('{preload,enabled,standby,version,standbys,identity,partitions,sequence,role,schema,triggers,workers,destination,database,'
             'maintenance,source,capture,paused,broker,blocked,retrying,dead letters,keys,room,transactions,locks,lag}'::text[])
@@ -5418,44 +5472,31 @@ comment on view @extschema@.outbox_health is
 -- whatever the backlog, and a restart of the server clears it. Without the preloaded library the views are empty.
 
 create view @extschema@.outbox_throughput as
-select to_timestamp(m.n[1]::double precision) as minute, m.n[2]::bigint as published, m.n[3]::bigint as retried,
-       m.n[4]::bigint as failed, round(m.n[5]::numeric, 2)::double precision as p95_ms
-from outbox_internal.shared_memory('throughput') m (n)
+select to_timestamp(m.start_s) as minute, m.published, m.retried, m.failed, round(m.p95_ms, 2)::double precision as p95_ms
+from outbox_internal.shared_memory('throughput')
+  m (start_s double precision, published bigint, retried bigint, failed bigint, p95_ms numeric)
 order by 1;
 comment on view @extschema@.outbox_throughput is
   'One row a minute, the oldest first: the last 60 whole minutes and the current one. Messages published, failed and'
   ' retried, and dead; the 95th percentile of the time from enqueue to confirm, in ms.';
 
 create view @extschema@.outbox_destination_throughput as
-select d.destination, to_timestamp(h.n[1]::double precision) as start,
-       make_interval(secs => h.n[2]::double precision) as length,
-       h.n[3]::bigint as published, h.n[4]::bigint as retried, h.n[5]::bigint as failed
-from outbox_internal.destinations() d
-cross join lateral outbox_internal.shared_memory('history', d.destination) h (n);
+select d.destination, to_timestamp(h.start_s) as start, make_interval(secs => h.length_s) as length,
+       h.published, h.retried, h.failed
+from outbox_internal.destinations() d cross join lateral outbox_internal.shared_memory('history', d.destination)
+  h (start_s double precision, length_s double precision, published bigint, retried bigint, failed bigint);
 comment on view @extschema@.outbox_destination_throughput is
   'Messages of each destination that were published, failed and retried, or died: by the minute for the last hour, and'
   ' in periods of 10 minutes for the last 24 hours. One row a destination and period (start, length); periods without'
   ' a message have no row. Filter by length.';
 
 create view @extschema@.outbox_latency as
-select d.destination, h.n[1]::double precision as below_ms, h.n[2]::bigint as messages,
-       h.n[3]::double precision as sum_ms
-from outbox_internal.destinations() d
-cross join lateral outbox_internal.shared_memory('latency', d.destination) h (n);
+select d.destination, h.below_ms, h.messages, h.sum_ms
+from outbox_internal.destinations() d cross join lateral outbox_internal.shared_memory('latency', d.destination)
+  h (below_ms double precision, messages bigint, sum_ms double precision);
 comment on view @extschema@.outbox_latency is
   'A histogram of the time from enqueue to confirm since stats_reset of outbox_destination_status. One row a'
   ' destination and bound: how many messages took less than below_ms; Infinity = all. sum_ms = the sum of all times.';
-
-create view @extschema@.outbox_errors as
-select f.n[1] as destination, f.n[2] as kind, f.n[3] as message, f.n[4]::bigint as count,
-       to_timestamp(f.n[5]::double precision / 1e6) as first_at,
-       to_timestamp(f.n[6]::double precision / 1e6) as last_at, f.n[7]::bigint as last_seq
-from outbox_internal.shared_memory('errors') f (n)
-order by last_at desc;
-comment on view @extschema@.outbox_errors is
-  'What failed recently, one row a cause, the most recent first, 100 causes at most. A row has the destination,'
-  ' kind, the error with # for numbers and ids, how often, first and last time, and the last message. If the'
-  ' destination went down last_seq is NULL.';
 
 create view @extschema@.outbox_attempts as
 select l.seq, l.destination, l.attempt, l.at, l.outcome, l.error, l.worker_id,
@@ -5466,13 +5507,15 @@ comment on view @extschema@.outbox_attempts is
   ' dead), the error, the worker (NULL = a relay), the kind of the error (text = only its text is known). Give a seq.';
 
 create view @extschema@.outbox_passes as
-select format('server-%s', t.n[1] + 1) as worker_id, x.at, t.n[3] as claimed, t.n[4] as published, t.n[5] as failed,
-       round(t.n[6] / 1000.0, 2) as duration_ms, t.n[7] as backoff_ms, t.n[8] = 1 as renewed_heartbeat,
-       t.n[9] as purged_stale, t.n[10] as active_workers, t.n[11] as desired_count, t.n[12] as owned_count,
-       t.n[13] as leased_count, t.n[14] as released_count,
+select format('server-%s', t.number + 1) as worker_id, x.at, t.claimed, t.published, t.failed,
+       round(t.duration_us / 1000.0, 2) as duration_ms, t.backoff_ms, t.renewed_heartbeat = 1 as renewed_heartbeat,
+       t.purged_stale, t.active_workers, t.desired_count, t.owned_count, t.leased_count, t.released_count,
        to_char(x.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') as ts
-from (select p.n::bigint[] as n from outbox_internal.shared_memory('passes') p (n)) t
-cross join lateral (select to_timestamp(t.n[2] / 1e6) as at) x
+from outbox_internal.shared_memory('passes') t (
+  number bigint, at_us bigint, claimed bigint, published bigint, failed bigint, duration_us bigint, backoff_ms bigint,
+  renewed_heartbeat bigint, purged_stale bigint, active_workers bigint, desired_count bigint, owned_count bigint,
+  leased_count bigint, released_count bigint)
+cross join lateral (select to_timestamp(t.at_us / 1e6) as at) x
 order by x.at desc;
 comment on view @extschema@.outbox_passes is
   'The last passes of each worker that did something, most recent first, at most 120 of each worker. The columns are'
@@ -5496,7 +5539,7 @@ declare
   patience constant interval := '5 seconds';
   -- Just after CREATE EXTENSION the launcher is about to start the first worker.
   expects_worker constant boolean := current_setting('outbox.workers')::integer > 0
-    and exists (select from outbox_internal.shared_memory('server') s (n) where s.n[1]::boolean and s.n[2] is null);
+    and exists (select from outbox_internal.server s where s.preloaded and s.obstacle is null);
   worker_role constant name := current_setting('outbox.worker_role');
   described record;
   kind record;
@@ -5538,9 +5581,9 @@ begin
   ok := mapping_problem is null;
   detail := case
     when not ok then (
-      select w.n[1] || ': ' || w.n[2]
+      select w.problem || ': ' || w.remedy
       from outbox_internal.worded(mapping_problem[1], mapping_problem[2:] || array[
-        'destination', described.destination, 'wrapper', described.wrapper]) w (n))
+        'destination', described.destination, 'wrapper', described.wrapper]) w)
     when described.by_settings then 'none needed: user and password are in the settings'
     when exists (select from pg_user_mappings m where m.srvid = described.server and m.usename = worker_role)
       then format('there is a user mapping for %I', worker_role)
@@ -5572,7 +5615,8 @@ begin
 
   select p.* into pause from @extschema@.outbox_paused p where p.destination = outbox_check.destination;
   step := 'delivery';
-  ok := pause.destination is null and current_setting('outbox.enabled')::boolean and described.not_adopted is null;
+  ok := pause.destination is null and described.not_adopted is null
+    and not exists (select from outbox_internal.findings f where f."check" = 'enabled');
   detail := case
     when described.not_adopted is not null
       then format('not adopted, %s: messages wait for outbox_adopt(destination => %L)', described.not_adopted, destination)
@@ -5650,31 +5694,16 @@ begin atomic
          m.attempts, m.crashes, m.available_at, m.enqueued_at, m.ended_at, m.last_error, m.replayed, m.expires_at,
          m.blocks, m.claim_token, case when m.last_error is not null then coalesce(m.error_code, 'text') end
   from (
-    select o.seq, o.destination, o.partition, o.key,
-           case when outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
-                  or outbox_internal.is_taken(o.destination, o.partition, o.seq) then 'in flight'
-                else 'ready' end as status,
-           o.attempts, o.crashes, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as ended_at,
-           o.last_error, o.replayed, o.expires_at, null::boolean as blocks, o.claim_token, o.error_code
     -- No index of outbox begins with seq: looked up in each lane.
-    from outbox_internal.first_pending l cross join lateral (
-      select x.* from @extschema@.outbox x
+    select o.* from outbox_internal.first_pending l cross join lateral (
+      select x.* from outbox_internal.ready_messages x
       where x.destination = l.destination and x.partition = l.partition and x.seq = of_seq offset 0) o
     union all
-    select w.seq, w.destination, w.partition, w.key,
-           case w.state when 'b' then 'retrying' when 'g' then 'blocked' else 'scheduled' end,
-           w.attempts, w.crashes, w.due_at, w.enqueued_at, null, w.last_error, w.replayed, w.expires_at, null, null,
-           w.error_code
-    from @extschema@.outbox_waiting w where w.seq = of_seq
+    select w.* from outbox_internal.waiting_messages w where w.seq = of_seq
     union all
-    select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, null, d.enqueued_at, d.died_at, d.reason,
-           d.replayed, d.expires_at, d.blocks, null, d.error_code
-    from @extschema@.outbox_dead d where d.seq = of_seq
+    select d.* from outbox_internal.dead_messages d where d.seq = of_seq
     union all
-    select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
-           h.attempts, null, null, h.enqueued_at, h.published_at, h.last_error, h.replayed, null, null, null,
-           h.error_code
-    from @extschema@.outbox_history h where h.seq = of_seq) m
+    select h.* from outbox_internal.ended_messages h where h.seq = of_seq) m
   -- Else it was a message of another event: there was another source.
   where m.ended_at is null or m.status = 'dead' or m.ended_at <@ (select t.current from outbox_internal.event_times t)
   -- What has not ended comes first, then dead letters; in each group the latest.
@@ -5715,11 +5744,9 @@ begin atomic
     select l.destination, l.partition, b.blocker, outbox_internal.partition_label(l.partition::integer) as label,
            -- Messages in flight are the first of their lane.
            (select t.seq
-            from (select o.* from @extschema@.outbox o
+            from (select o.seq, o.status from outbox_internal.ready_messages o
                   where o.destination = l.destination and o.partition = l.partition order by o.seq limit 1000) t
-            where not outbox_internal.claim_is_live(t.claim_token, t.partition, t.claim_until)
-              and not outbox_internal.is_taken(t.destination, t.partition, t.seq)
-            order by t.seq limit 1) as first,
+            where t.status = 'ready' order by t.seq limit 1) as first,
            coalesce((select substr(x, 10)::bigint from unnest(d.options) x where x like 'max\_rate=%'),
                     current_setting('outbox.max_rate')::bigint) as max_rate,
            'ordering=partition' = any (d.options) as is_ordered,
@@ -5812,9 +5839,9 @@ begin atomic
       and not exists (select from obstacle o where o.destination = m.destination and o.seq = m.seq)
       and not exists (select from hindrance h where h.destination = m.destination and h.seq = m.seq)
   )
-  select f.destination, f.seq, f.rank::bigint, f.reason, w.n[1], w.n[2], f.behind, w.n[3]::jsonb
+  select f.destination, f.seq, f.rank::bigint, f.reason, w.problem, w.remedy, f.behind, w.commands
   from found f
-  cross join lateral outbox_internal.worded(f.code, f.args || array['destination', f.destination, 'seq', f.seq::text]) w (n)
+  cross join lateral outbox_internal.worded(f.code, f.args || array['destination', f.destination, 'seq', f.seq::text]) w
   union all
   select h.destination, h.seq, 100 + h.n, h."check",
          format(case h."check" when 'paused' then 'Destination %1$s is %2$s.' else '%2$s.' end, h.destination, h.problem),
@@ -5836,13 +5863,12 @@ begin atomic
     cross join outbox_internal.message_rows($1) m
     where m.status not in ('published', 'discarded') and (m.destination = $2 or $2 is null)
   ), own as (
-    select m.destination, 0::bigint as rank, m.status as reason, w.n[1] as why, w.n[2] as remedy, null::bigint as behind,
-           w.n[3]::jsonb as commands
+    select m.destination, 0::bigint as rank, m.status as reason, w.problem as why, w.remedy, null::bigint as behind, w.commands
     from message m
     cross join lateral outbox_internal.worded('message_' || m.status, array[
       'seq', m.seq::text, 'destination', m.destination, 'error', m.last_error,
       'at', date_trunc('seconds', m.available_at)::text, 'blocks', case when m.blocks then '' end,
-      m.error_code, '']) w (n)
+      m.error_code, '']) w
     where m.status in ('dead', 'scheduled', 'retrying')
   )
   select x.destination, x.reason, x.why, x.remedy, x.behind, x.commands
@@ -5872,11 +5898,18 @@ comment on function outbox_internal.begin_request(bigint, boolean) is
   ' has failed since. Returns the id of the request; 0 = there is no worker, NULL = the request of another session'
   ' is not finished.';
 
+create type outbox_internal.answer as (
+  number bigint, state bigint, claimed bigint, published bigint, failed bigint, duration_us bigint, backoff_ms bigint,
+  renewed_heartbeat bigint, purged_stale bigint, active_workers bigint, desired_count bigint, owned_count bigint,
+  leased_count bigint, released_count bigint
+);
+comment on type outbox_internal.answer is
+  'The answer of a worker to a request: its number, the state (0 not noticed, 1 running, 2 done), the results of its pass.';
+
 create function outbox_internal.answers(request_id bigint, timeout_ms integer)
-returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_answers_wrapper';
+returns setof outbox_internal.answer language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_answers_wrapper';
 comment on function outbox_internal.answers(bigint, integer) is
-  'Waits until the workers have answered the request, at most this long; returns 14 numbers of each worker: number,'
-  ' state (0 not noticed, 1 running, 2 done), the results.';
+  'Waits until the workers have answered the request, at most this long; returns a row for each worker.';
 
 create function outbox_internal.end_request()
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_end_request_wrapper';
@@ -5905,11 +5938,11 @@ comment on function outbox_internal.check_request(text, interval, boolean) is
   'Refuses a call that would wait in vain. reads_ends: it waits until it sees that messages have ended.';
 
 create function outbox_internal.request_workers(read_limit bigint, goes_on boolean, until timestamptz)
-returns bigint[] language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+returns outbox_internal.answer[] language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   none_since timestamptz := clock_timestamp(); -- since when no worker runs; NULL = one runs
   request_id bigint;
-  answers bigint[] := '{}';
+  answers outbox_internal.answer[] := '{}';
   states bigint[] := '{}';
   problem text;
   remedy text;
@@ -5919,9 +5952,9 @@ begin
       request_id := outbox_internal.begin_request(read_limit, goes_on);
     end if;
     if request_id > 0 then
-      answers := outbox_internal.answers(
-        request_id, ceil(greatest(1, least(1000, extract(epoch from until - clock_timestamp()) * 1000)))::integer);
-      states := array(select answers[i + 2] from generate_series(0, cardinality(answers) - 1, 14) i);
+      answers := array(select a from outbox_internal.answers(
+        request_id, ceil(greatest(1, least(1000, extract(epoch from until - clock_timestamp()) * 1000)))::integer) a);
+      states := array(select a.state from unnest(answers) a);
       exit when 2 = all (states) and states <> '{}';
       none_since := case when states = '{}' then coalesce(none_since, clock_timestamp()) end;
     else
@@ -5959,21 +5992,20 @@ comment on function outbox_internal.request_workers(bigint, boolean, timestamptz
 create function @extschema@.outbox_run_pass(timeout interval default '30 s')
 returns jsonb language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  answers bigint[];
+  answers outbox_internal.answer[];
   pass jsonb;
 begin
   perform outbox_internal.check_request('outbox_run_pass'::text, timeout, false);
   answers := outbox_internal.request_workers(0::bigint, false, clock_timestamp() + timeout);
   select jsonb_build_object(
-           'claimed', sum(a[3]), 'published', sum(a[4]), 'failed', sum(a[5]),
-           'duration_ms', round(max(a[6]) / 1000.0, 2), 'backoff_ms', min(a[7]),
-           'renewed_heartbeat', bool_and(a[8] = 1), 'purged_stale', sum(a[9]),
-           'active_workers', max(a[10]), 'desired_count', sum(a[11]),
-           'owned_count', sum(a[12]), 'leased_count', sum(a[13]), 'released_count', sum(a[14]),
+           'claimed', sum(a.claimed), 'published', sum(a.published), 'failed', sum(a.failed),
+           'duration_ms', round(max(a.duration_us) / 1000.0, 2), 'backoff_ms', min(a.backoff_ms),
+           'renewed_heartbeat', bool_and(a.renewed_heartbeat = 1), 'purged_stale', sum(a.purged_stale),
+           'active_workers', max(a.active_workers), 'desired_count', sum(a.desired_count),
+           'owned_count', sum(a.owned_count), 'leased_count', sum(a.leased_count), 'released_count', sum(a.released_count),
            'ts', to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
     into pass
-  from (select answers[i + 1 : i + 14] as a from generate_series(0, cardinality(answers) - 1, 14) i) w
-  where a[2] > 0 having count(*) > 0;
+  from unnest(answers) a where a.state > 0 having count(*) > 0;
   if pass is null then
     raise exception 'no worker has begun within %', timeout
       using errcode = 'object_not_in_prerequisite_state',
@@ -6219,52 +6251,37 @@ begin
     perform set_config('enable_seqscan'::text, 'on'::text, true), set_config('enable_sort'::text, 'on'::text, true);
   end if;
   for stored in
-    select * from (values
-      ('{ready,in flight}'::text[],
-       $q$case when c.claim_token is not null and outbox_internal.claim_is_live(c.claim_token, c.partition, c.claim_until)
-                 or outbox_internal.is_taken(c.destination, c.partition, c.seq) then 'in flight' else 'ready' end$q$,
-       'o.*, o.enqueued_at as available_at, null::timestamptz as ended_at, false as blocks, o.enqueued_at as changed_at
-      from @extschema@.outbox o'),
-      ('{retrying,blocked,scheduled}',
-       $q$case c.state when 'b' then 'retrying' when 'g' then 'blocked' else 'scheduled' end$q$,
-       'w.*, w.due_at as available_at, null::timestamptz as ended_at, false as blocks, w.enqueued_at as changed_at
-      from @extschema@.outbox_waiting w'),
-      ('{dead}', $q$'dead'$q$,
-       'd.*, null::timestamptz as available_at, d.died_at as ended_at, d.reason as last_error, d.died_at as changed_at
-      from @extschema@.outbox_dead d'),
-      ('{published,discarded}', $q$case when c.discarded then 'discarded' else 'published' end$q$,
-       'h.*, null::timestamptz as available_at, h.published_at as ended_at, null::timestamptz as expires_at,
-             false as blocks, h.published_at as changed_at
-      from @extschema@.outbox_history h')) t (kept, status_of, columns) where t.kept && statuses
+    select * from (values ('{ready,in flight}'::text[], 'ready'), ('{retrying,blocked,scheduled}', 'waiting'), ('{dead}', 'dead'),
+                          ('{published,discarded}', 'ended')) t (kept, name) where t.kept && statuses
   loop
     -- A window of the history is bounded by its time: only rows that are looked at one by one are counted.
     most := case when not stored.kept @> '{published}' or asks_for_events or given ? 'word' then read_max end;
     is_by_lane := stored.kept @> '{ready}' and along_index;
-    rows := stored.columns;
+    rows := format('outbox_internal.%s_messages', stored.name);
     if is_by_lane and asks_for_events and not by_delivery and not in_source then
       -- The events in order of seq, and their messages in outbox, whose index begins with the lane.
       is_by_lane := false;
-      rows := format('e.seq, o.destination, o.partition, o.key, o.attempts, o.enqueued_at, o.last_error, o.replayed,
-             o.expires_at, o.claim_token, o.claim_until, o.enqueued_at as available_at, null::timestamptz as ended_at,
-             false as blocks, o.enqueued_at as changed_at
+      rows := format('(
+      select e.seq, o.destination, o.partition, o.key, o.status, o.attempts, o.available_at, o.enqueued_at, o.ended_at,
+             o.last_error, o.replayed, o.expires_at, o.blocks, o.changed_at
       from @extschema@.outbox_events e cross join outbox_internal.first_pending l cross join lateral (
-        select * from @extschema@.outbox x
+        select x.* from outbox_internal.ready_messages x
         where x.destination = l.destination and x.partition = l.partition and x.seq = e.seq offset 0) o
-      where e.seq >= (select min(f.seq) from outbox_internal.first_pending f)%s%s', of_event, format(of_lane, 'l'));
+      where e.seq >= (select min(f.seq) from outbox_internal.first_pending f)%s%s)', of_event, format(of_lane, 'l'));
     end if;
     rows := format('
-    select c.seq, c.destination, c.partition, c.key, %s as status, c.attempts, c.available_at, c.enqueued_at, c.ended_at,
-           c.last_error, c.replayed, c.expires_at, c.blocks, c.changed_at
-    from (select %s) c
-    where true%s%s%s%s%s order by %s fetch first %s rows with ties', stored.status_of, rows,
+    select c.seq, c.destination, c.partition, c.key, c.status, c.attempts, c.available_at, c.enqueued_at, c.ended_at,
+           c.last_error, c.replayed, c.expires_at, c.blocks is true as blocks, c.changed_at
+    from %s c
+    where true%s%s%s%s%s order by %s fetch first %s rows with ties', rows,
       case when is_by_lane then ' and c.destination = l.destination and c.partition = l.partition'
            when stored.kept @> '{published}' and not by_delivery then ' and c.seq between $4 and $5' else '' end,
       case when window_from is not null then ' and c.ended_at > $6' else '' end, behind,
       case when stored.kept <@ statuses then ''
            when not by_delivery or statuses <@ '{ready,published,discarded}'
-             then format(' and %s = any ($3)', stored.status_of)
+             then ' and c.status = any ($3)'
            when statuses <@ '{blocked}' then $q$ and c.state = 'g'$q$
-           when statuses <@ '{retrying,scheduled}' then ' and c.due_at is not null'
+           when statuses <@ '{retrying,scheduled}' then ' and c.available_at is not null'
            else '' end, -- those in flight are among the first of their lane
       case when most is null then of_all when stored.kept @> '{published}' then of_message else of_seq end,
       in_order, coalesce(most, page_rows));
@@ -6679,8 +6696,7 @@ begin
       ('outbox_purge', ' set enable_nestloop = off set jit = off')) f (name, plan)
     full join (
       select x.oid, x.proname, x.proconfig from pg_proc x
-      join pg_depend d on d.classid = 'pg_proc'::regclass and d.objid = x.oid and d.deptype = 'e'
-      join pg_extension e on d.refclassid = 'pg_extension'::regclass and e.oid = d.refobjid and e.extname = 'outbox'
+      join outbox_internal.members m on m.classid = 'pg_proc'::regclass and m.objid = x.oid
     ) p on p.proname = f.name
     -- An earlier version may have set others.
     where f.name is not null or p.proconfig::text ~ '[{,"](enable_|jit=|plan_cache_mode=|work_mem=)'
@@ -6803,8 +6819,10 @@ grant select on
   @extschema@.outbox_partition_status, @extschema@.outbox_destination_status, @extschema@.outbox_throughput,
   @extschema@.outbox_destination_throughput, @extschema@.outbox_latency,
   @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_passes,
+  outbox_internal.members, outbox_internal.ready_messages, outbox_internal.waiting_messages, outbox_internal.dead_messages, outbox_internal.ended_messages,
   outbox_internal.blockers, outbox_internal.first_pending, outbox_internal.first_shown,
-  outbox_internal.dead_counts, outbox_internal.event_times, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.connections,
+  outbox_internal.counters, outbox_internal.dead_counts, outbox_internal.first_dead, outbox_internal.server,
+  outbox_internal.destination_statistics, outbox_internal.event_times, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.connections,
   outbox_internal.kinds, outbox_internal.findings, outbox_internal.problems, outbox_internal.definer_functions, outbox_internal.installed_functions
   to outbox_monitor;
 grant execute on function
@@ -6829,8 +6847,7 @@ declare
   member regclass;
 begin
   for member in
-    select c.oid from pg_class c join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'e'
-    join pg_extension x on d.refclassid = 'pg_extension'::regclass and x.oid = d.refobjid and x.extname = 'outbox'
+    select c.oid from pg_class c join outbox_internal.members m on m.classid = 'pg_class'::regclass and m.objid = c.oid
     where c.relkind in ('r', 'p', 'S')
   loop
     execute format('grant select on %s to %I', member, current_user);
@@ -6905,8 +6922,8 @@ declare
   risk record;
 begin
   for risk in
-    select p.code, w.n[1] as problem, w.n[2] as remedy
-    from outbox_internal.schema_problem() p cross join lateral outbox_internal.worded(p.code, p.args) w (n)
+    select p.code, w.problem, w.remedy
+    from outbox_internal.schema_problem() p cross join lateral outbox_internal.worded(p.code, p.args) w
   loop
     if risk.code = 'function_foreign' then
       raise exception '%', risk.problem using errcode = 'duplicate_object', hint = risk.remedy || ';';

@@ -240,7 +240,7 @@ fn a_fast_path_in_flight_message_cannot_be_discarded() {
     let (mut client, mut other) = (cluster.connect(DB), cluster.connect(DB));
     let held = block_claims(&mut other);
     let seq = client.publish("in flight");
-    let in_flight = "select n[2] = '1' from outbox_internal.shared_memory('counters') t (n)";
+    let in_flight = "select in_flight = 1 from outbox_status";
     wait_true(&cluster, "the message to be in flight", in_flight);
     let error = client
         .query_one("select outbox_discard($1)", &[&seq])
@@ -265,9 +265,8 @@ fn a_fast_path_in_flight_message_behaves_like_a_claimed_one() {
             .query_one("select status from outbox_messages where seq = $1", &[&seq])
             .expect("the message")
             .get(0);
-        let counted: i64 = client.value("select n[2]::bigint from outbox_internal.shared_memory('counters') t (n)");
-        let of_it: i64 =
-            client.value("select n[1]::bigint from outbox_internal.shared_memory('statistics', 'default') t (n)");
+        let counted: i64 = client.value("select in_flight from outbox_status");
+        let of_it: i64 = client.value("select in_flight from outbox_destination_status where destination = 'default'");
         let retried: bool = client
             .query_one("select outbox_retry($1)", &[&seq])
             .expect("retry")
@@ -289,7 +288,7 @@ fn a_fast_path_in_flight_message_behaves_like_a_claimed_one() {
     wait_true(
         &cluster,
         "the message to be in flight",
-        "select n[2] = '1' from outbox_internal.shared_memory('counters') t (n)",
+        "select in_flight = 1 from outbox_status",
     );
     let claimed = "select claim_token is not null from outbox";
     assert!(!cluster.query_one::<bool>(DB, claimed));

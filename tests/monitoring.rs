@@ -42,7 +42,7 @@ fn relay_cluster(conf: &[&str]) -> Cluster {
     wait_true(
         &cluster,
         "the counters",
-        "select exists (select from outbox_internal.shared_memory('throughput'))",
+        "select exists (select from outbox_throughput)",
     );
     cluster
 }
@@ -341,7 +341,7 @@ fn a_restart_resets_the_statistics_and_keeps_the_attempts() {
     wait_true(
         &cluster,
         "the counters",
-        "select exists (select from outbox_internal.shared_memory('throughput'))",
+        "select exists (select from outbox_throughput)",
     );
     assert_eq!(sums(&cluster, DB), [0; 3]);
     assert_eq!(errors(&cluster, DB), Vec::<String>::new());
@@ -438,10 +438,7 @@ fn each_database_has_its_own_statistics_and_a_new_extension_starts_empty() {
     cluster.exec(DB, "create database shop");
     cluster.exec("shop", "create extension outbox; select outbox_pause()");
     support::wait_until("the counters of the other database", support::LONG, || {
-        cluster.query_one::<bool>(
-            "shop",
-            "select exists (select from outbox_internal.shared_memory('throughput'))",
-        )
+        cluster.query_one::<bool>("shop", "select exists (select from outbox_throughput)")
     });
     cluster.exec("shop", "select outbox_publish('T', '{}')");
     let mut relay = cluster.connect("shop");

@@ -452,7 +452,7 @@ fn sql_and_texts_have_the_limits_of_the_code() {
         (relay, format!("'{EXPIRED}'")),
         (expiry, format!("'{EXPIRED}'")),
         ("sql/src/50_views.sql", format!("outbox_dead limit {dead})")),
-        ("sql/src/51_monitoring.sql", format!(", {causes} causes at most")),
+        ("sql/src/50_views.sql", format!(", {causes} causes at most")),
         ("crates/core/src/findings.rs", format!("those of {destinations}\"")),
         ("docs/sql-api.md", format!("beyond {destinations} destinations")),
     ] {

@@ -38,11 +38,16 @@ comment on function outbox_internal.add_kinds() is
   'For the scripts of the extension: makes the foreign data wrapper of each kind that has none.';
 select outbox_internal.add_kinds();
 
+create view outbox_internal.members as
+select d.classid, d.objid from pg_extension x join pg_depend d on d.refobjid = x.oid
+where x.extname = 'outbox' and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e';
+comment on view outbox_internal.members is
+  'The objects of the extension, as in pg_depend.';
+
 create view outbox_internal.wrappers as
 select w.oid, w.fdwname as wrapper
-from pg_foreign_data_wrapper w join pg_depend d on d.classid = 'pg_foreign_data_wrapper'::regclass and d.objid = w.oid
-join pg_extension x on d.refclassid = 'pg_extension'::regclass and d.refobjid = x.oid
-where d.deptype = 'e' and x.extname = 'outbox';
+from pg_foreign_data_wrapper w join outbox_internal.members m
+  on m.classid = 'pg_foreign_data_wrapper'::regclass and m.objid = w.oid;
 comment on view outbox_internal.wrappers is
   'The foreign data wrappers whose servers are destinations.';
 

@@ -180,7 +180,7 @@ comment on function outbox_internal.record_ready(text[], smallint[], bigint[]) i
   ' first of them on.';
 
 create function outbox_internal.is_taken(destination text, partition smallint, seq bigint)
-returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_taken_wrapper';
+returns boolean language c stable strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_taken_wrapper';
 comment on function outbox_internal.is_taken(text, smallint, bigint) is
   'Whether a worker has this unclaimed message in flight on the fast path. Changes nothing.';
 

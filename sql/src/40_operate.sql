@@ -1,18 +1,5 @@
 -- Manual actions on one message, and on a destination: retry, discard; pause, resume; wait until all is delivered.
 
-create function outbox_internal.claim_is_live(claim_token bigint, partition smallint, claim_until timestamptz)
-returns boolean language sql stable set search_path = pg_catalog, pg_temp
-begin atomic
-  select case
-    when claim_token is null then false
-    when claim_token < 0 then claim_until > now() or outbox_internal.claims_last(claim_token)
-    else exists (select from @extschema@.outbox_partitions p where p.partition = $2 and p.lease_epoch = $1
-                   and (p.lease_until > now() or outbox_internal.leases_last(p.lease_owner)))
-  end;
-end;
-comment on function outbox_internal.claim_is_live(bigint, smallint, timestamptz) is
-  'Whether a worker holds this message for delivery right now.';
-
 create function outbox_internal.destination_of(seq bigint, destination text)
 returns text language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable

@@ -9,8 +9,9 @@ comment on function outbox_internal.behind_open_transactions(boolean, bigint[], 
   ' their partition, and may commit a lower one.';
 
 create function outbox_internal.decide_failure(
-  wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean
-) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_decide_failure_wrapper';
+  wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean,
+  out action text, out delay_ms bigint, out reason text, out code text
+) language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_decide_failure_wrapper';
 comment on function outbox_internal.decide_failure(text, text[], bigint, integer, text, boolean) is
   'The outcome of a failure, or of a message that can never be sent, by the rules of a destination: the action for'
   ' settle() (r, d, D or B), delay in ms, reason, code. Its wrapper and options describe the destination (NULL = by the settings).';
@@ -329,7 +330,10 @@ create function outbox_internal.end_claim(
 declare
   to_destination constant text := coalesce(end_claim.destination, 'default');
   settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
-  verdict text[] := '{p,0,""}';
+  action text := 'p';
+  delay_ms bigint := 0;
+  reason text := '';
+  code text;
   message record;
 begin
   -- If the commit is lost, the message is sent again.
@@ -344,21 +348,21 @@ begin
     return false;
   end if;
   if not published then
-    select outbox_internal.decide_failure(d.wrapper, d.options, end_claim.seq, message.attempts,
-                                          coalesce(error, 'failed'), unsendable)
-      into verdict
-    from (select) one left join outbox_internal.destinations() d on d.destination = to_destination;
+    select f.action, f.delay_ms, f.reason, f.code into action, delay_ms, reason, code
+    from (select) one left join outbox_internal.destinations() d on d.destination = to_destination
+    cross join lateral outbox_internal.decide_failure(
+      d.wrapper, d.options, end_claim.seq, message.attempts, coalesce(error, 'failed'), unsendable) f;
   end if;
   if outbox_internal.settle(
        ''::text, array[message.tid], array[end_claim.seq], array[to_destination], array[message.partition],
        array[end_claim.claim_token],
-       array[case when settings.leasing then verdict[1] else translate(verdict[1], 'DB', 'dd') end]::"char"[],
-       array[verdict[2]]::bigint[], array[verdict[3]], array[verdict[4]]) <> 1 then
+       array[case when settings.leasing then action else translate(action, 'DB', 'dd') end]::"char"[],
+       array[delay_ms], array[reason], array[code]) <> 1 then
     return false;
   end if;
   perform outbox_internal.record_ended(
-    published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
-  perform outbox_internal.record_pending(to_destination, -(verdict[1] <> 'r')::integer::bigint);
+    published::integer::bigint, (not published)::integer::bigint, (action <> 'r')::integer::bigint);
+  perform outbox_internal.record_pending(to_destination, -(action <> 'r')::integer::bigint);
   if published then
     perform outbox_internal.record_delivery_times(
       array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);

@@ -17,10 +17,10 @@ returns text language sql volatile set search_path = pg_catalog, pg_temp as $$
     when outbox_internal.find_row($1, $2, $4) is not null
       or exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2) then 'waits'
     when exists (select from @extschema@.outbox_dead d where d.seq = $1 and d.destination = $2) then 'dead'
-    else coalesce((select case when h.discarded then 'discarded' else 'published' end from @extschema@.outbox_history h
-                   where h.seq = $1 and h.destination = $2 and h.published_at <@ $3
-                     and h.published_at >= coalesce(lower($3), '-infinity') -- which leaves partitions out
-                   order by h.published_at desc limit 1), 'unknown')
+    else coalesce((select h.status from outbox_internal.ended_messages h
+                   where h.seq = $1 and h.destination = $2 and h.ended_at <@ $3
+                     and h.ended_at >= coalesce(lower($3), '-infinity') -- which leaves partitions out
+                   order by h.ended_at desc limit 1), 'unknown')
   end;
 $$;
 comment on function outbox_internal.outcome(bigint, text, tstzmultirange, smallint[]) is

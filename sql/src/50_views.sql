@@ -3,11 +3,11 @@
 -- 90_privileges.sql). SQL functions that the views call have a body with BEGIN ATOMIC, bound when it is created.
 
 create function outbox_internal.shared_memory(area text, destination text default null)
-returns setof text[] language c stable rows 1 as 'MODULE_PATHNAME', 'outbox_shared_memory_wrapper';
+returns setof record language c stable rows 1 as 'MODULE_PATHNAME', 'outbox_shared_memory_wrapper';
 comment on function outbox_internal.shared_memory(text, text) is
-  'The rows of an area of shared memory, each an array of texts: counters, server, transactions, first messages, first'
-  ' dead letters, errors, failed tasks, throughput, passes; and of a destination its statistics, history and latency. Views'
-  ' name the columns. No row = the library is not preloaded, or no worker counts.';
+  'The rows of an area of shared memory: counters, server, transactions, first messages, first dead letters, errors, failed'
+  ' tasks, throughput, passes; and of a destination its statistics, history and latency. One view of each area names the'
+  ' columns. No row = the library is not preloaded, or no worker counts.';
 
 create function @extschema@.outbox_is_preloaded()
 returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_is_preloaded_wrapper';
@@ -15,10 +15,9 @@ comment on function @extschema@.outbox_is_preloaded() is
   'Whether the server was started with outbox in shared_preload_libraries.';
 
 create view outbox_internal.open_transactions as
-select nullif(t.n[1], '0')::integer as pid, nullif(t.n[2], '0')::xid as xid, t.n[1] = '0' as prepared,
-       greatest(clock_timestamp() - to_timestamp(t.n[3]::double precision / 1e6), interval '0') as age,
-       t.n[4]::bigint as low
-from outbox_internal.shared_memory('transactions') t (n);
+select nullif(t.pid, 0) as pid, nullif(t.xid, '0') as xid, t.pid = 0 as prepared,
+       greatest(clock_timestamp() - to_timestamp(t.since_us / 1e6), interval '0') as age, t.low
+from outbox_internal.shared_memory('transactions') t (pid integer, xid xid, since_us double precision, low bigint);
 comment on view outbox_internal.open_transactions is
   'Open transactions of this database that have enqueued messages.';
 create function @extschema@.outbox_open_transactions(
@@ -49,33 +48,20 @@ comment on view outbox_internal.connections is
 
 create view @extschema@.outbox_messages as
 with m as not materialized (
-  select o.seq, o.destination, o.partition, o.key,
-         case when outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
-                or outbox_internal.is_taken(o.destination, o.partition, o.seq) then 'in flight'
-              else 'ready' end as status,
-         o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token,
-         o.last_error, o.replayed, o.expires_at, null::timestamptz as ended_at, o.error_code
-  from @extschema@.outbox o
+  select x.* from outbox_internal.ready_messages x
   union all
-  select w.seq, w.destination, w.partition, w.key,
-         case w.state when 'b' then 'retrying' when 'g' then 'blocked' else 'scheduled' end,
-         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed, w.expires_at, null, w.error_code
-  from @extschema@.outbox_waiting w
+  select x.* from outbox_internal.waiting_messages x
   union all
-  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason,
-         d.replayed, d.expires_at, null, d.error_code
-  from @extschema@.outbox_dead d
+  select x.* from outbox_internal.dead_messages x
   union all
-  select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
-         h.attempts, null, h.enqueued_at, case when not h.discarded then h.published_at end, null, h.last_error,
-         h.replayed, null, h.published_at, h.error_code
-  from @extschema@.outbox_history h
+  select x.* from outbox_internal.ended_messages x
 )
 select m.seq, m.seq as global_sequence, m.status,
        case m.status when 'published' then 'PUBLISHED' when 'dead' then 'FAILED' when 'discarded' then null
                      else 'PENDING' end as reference_status,
        m.destination, outbox_internal.partition_label(m.partition::integer) as partition_key, m.key,
-       m.attempts, m.available_at, m.enqueued_at, m.published_at, m.claim_token, m.last_error, m.replayed,
+       m.attempts, m.available_at, m.enqueued_at, case when m.status = 'published' then m.ended_at end as published_at,
+       m.claim_token, m.last_error, m.replayed,
        m.id, m.type, m.aggregate_type, m.aggregate_id, m.operation, m.payload, m.previous_payload, m.metadata,
        m.headers, m.actor, m.correlation_id, m.created_at,
        -- the names of the same columns in other systems
@@ -88,7 +74,7 @@ from (
   from m left join @extschema@.outbox_events e
     on e.seq = m.seq
        -- While there was a source, its seq meant another event.
-       and (m.ended_at is null or m.ended_at <@ (select t.current from outbox_internal.event_times t))
+       and (m.ended_at is null or m.status = 'dead' or m.ended_at <@ (select t.current from outbox_internal.event_times t))
   where not exists (select from @extschema@.outbox_source)
   union all
   -- Read once for a row, and only if one of these columns is asked for.
@@ -96,7 +82,7 @@ from (
          (s.e).aggregate_type, (s.e).aggregate_id, (s.e).operation, (s.e).payload, (s.e).previous_payload,
          (s.e).metadata, (s.e).headers, (s.e).actor, (s.e).correlation_id, (s.e).created_at, (s.e).error
   from m left join lateral (select outbox_internal.source_row_of(outbox_internal.source_event(m.seq)) as e) s
-    on m.ended_at is null or m.ended_at <@ (select t.current from outbox_internal.event_times t)
+    on m.ended_at is null or m.status = 'dead' or m.ended_at <@ (select t.current from outbox_internal.event_times t)
   where exists (select from @extschema@.outbox_source)
 ) m;
 comment on view @extschema@.outbox_messages is
@@ -151,38 +137,50 @@ select f.*, exists (select from outbox_internal.blocked_lanes() l
                          having bool_and(c.state in ('down', 'blocked', 'unconfigured', 'pausing', 'paused',
                                                      'not adopted')))
          or f.destination not in (select d.destination from outbox_internal.destinations() d) as is_stopped
-from (select w.n[1] collate "C" as destination, w.n[2]::smallint as partition, w.n[3]::bigint as seq,
-             to_timestamp(w.n[4]::double precision / 1e6) as enqueued_at
-      from outbox_internal.shared_memory('first messages') w (n)) f;
+from (select w.destination, w.partition, w.seq, to_timestamp(w.enqueued_us / 1e6) as enqueued_at
+      from outbox_internal.shared_memory('first messages')
+        w (destination text collate "C", partition smallint, seq bigint, enqueued_us double precision)) f;
 comment on view outbox_internal.first_shown is
   'The rows of first_pending, at a cost that does not grow with the queue. They are the first message of outbox in'
   ' each lane (destination, partition). is_blocked = it waits behind a message that failed. is_stopped = no worker'
   ' can deliver to its destination: it does not exist or is paused, or the connection of each live worker is down,'
   ' blocked or unconfigured.';
 
+create view outbox_internal.counters as
+select c.*
+from (select) one left join outbox_internal.shared_memory('counters') c (
+  pending bigint, in_flight bigint, published bigint, failed bigint, published_60s numeric, failed_60s numeric,
+  since_us double precision, dead bigint, blocking bigint) on true;
+comment on view outbox_internal.counters is
+  'The counters of this database, one row; all NULL = not preloaded.';
+
 -- Counts the table only if shared memory has no count: a held snapshot keeps the rows of dead letters that were
 -- retried or discarded.
 create view outbox_internal.dead_counts as
-select least(coalesce(c.n[8]::bigint, (select count(*) from (select from @extschema@.outbox_dead limit 10000) d)),
-             10000) as dead,
-       least(coalesce(c.n[9]::bigint, (select count(*) from (select from @extschema@.outbox_dead d where d.blocks
-                                                             limit 10000) d)), 10000) as blocking
-from (select) one left join outbox_internal.shared_memory('counters') c (n) on true;
+select least(coalesce(c.dead, (select count(*) from (select from @extschema@.outbox_dead limit 10000) d)), 10000) as dead,
+       least(coalesce(c.blocking, (select count(*) from (select from @extschema@.outbox_dead d where d.blocks
+                                                         limit 10000) d)), 10000) as blocking
+from outbox_internal.counters c;
 comment on view outbox_internal.dead_counts is
   'The number of dead letters, and of those that block others. Both stop at 10000.';
 
+create view outbox_internal.first_dead as
+select f.dead, f.blocking from outbox_internal.shared_memory('first dead letters') f (dead bigint, blocking bigint);
+comment on view outbox_internal.first_dead is
+  'The seq of the first dead letter, and of the first that blocks others.';
+
 create view @extschema@.outbox_status as
-select greatest(c.n[1]::bigint, case when c.n[1] is not null then 0 end) as pending, -- NULL = not preloaded
-       c.n[2]::bigint as in_flight,
+select greatest(c.pending, case when c.pending is not null then 0 end) as pending, -- NULL = not preloaded
+       c.in_flight,
        (select d.dead from outbox_internal.dead_counts d) as dead,
        -- No volatile function here: it would be called even for a query of other columns.
        (select statement_timestamp() - min(o.enqueued_at) from outbox_internal.first_shown o
         where not o.is_blocked and not o.is_stopped) as oldest_pending_age,
-       c.n[3]::bigint as published_total, c.n[4]::bigint as failed_total,
-       trim_scale(round(c.n[5]::numeric / 60, 3)) as published_per_s,
-       trim_scale(round(c.n[6]::numeric / 60, 3)) as failed_per_s,
-       to_timestamp(c.n[7]::double precision / 1e6) as stats_reset
-from (select) one left join outbox_internal.shared_memory('counters') c (n) on true;
+       c.published as published_total, c.failed as failed_total,
+       trim_scale(round(c.published_60s / 60, 3)) as published_per_s,
+       trim_scale(round(c.failed_60s / 60, 3)) as failed_per_s,
+       to_timestamp(c.since_us / 1e6) as stats_reset
+from outbox_internal.counters c;
 comment on view @extschema@.outbox_status is
   'One row, at a cost that does not grow with the queue. It has the messages pending (all that have not ended), in'
   ' flight and dead (up to 10000), and the age of the oldest that can be delivered now. It has totals since'
@@ -213,6 +211,16 @@ comment on view @extschema@.outbox_worker_status is
   'One row a worker: whether it is alive, the state of its connections, and the number of its partitions. Also the'
   ' number of its destinations, and of those that it cannot reach. state = down only if it can reach none.';
 
+create view outbox_internal.destination_statistics as
+select d.destination, d.wrapper, d.options, d.paused, d.not_adopted, f.*
+from outbox_internal.destinations() d
+left join lateral outbox_internal.shared_memory('statistics', d.destination) f (
+  in_flight bigint, published bigint, failed bigint, dead bigint, released bigint, published_60s numeric,
+  since_us double precision, p50_ms numeric, p95_ms numeric, p99_ms numeric, pending bigint, max_pending bigint) on true;
+comment on view outbox_internal.destination_statistics is
+  'All destinations, with their statistics; in_flight NULL = no worker counts. pending NULL = not counted, max_pending NULL ='
+  ' no limit.';
+
 create view @extschema@.outbox_destination_status as
 with live as (
   select c.* from outbox_internal.connections c where c.is_live
@@ -229,23 +237,20 @@ select coalesce(d.destination, p.destination) as destination,
        coalesce(z.since, c.since) as since,
        case when d.paused or d.not_adopted is not null then null else c.reason end as reason,
        case when d.paused then concat_ws(
-              ': ', case when b.busy then coalesce(f.n[1], '0') || ' in flight, ' else '' end
+              ': ', case when b.busy then coalesce(d.in_flight, 0) || ' in flight, ' else '' end
                     || 'paused by ' || z.paused_by, z.reason)
             else coalesce(d.not_adopted, c.detail) end as detail,
        date_trunc('milliseconds', clock_timestamp() - p.oldest) as oldest_pending_age,
-       f.n[1]::bigint as in_flight, f.n[2]::bigint as published_total, f.n[3]::bigint as failed_total,
-       f.n[4]::bigint as dead_total, f.n[5]::bigint as released_total,
-       trim_scale(round(f.n[6]::numeric / 60, 3)) as published_per_s,
-       round(f.n[8]::numeric, 2) as p50_ms, round(f.n[9]::numeric, 2) as p95_ms, round(f.n[10]::numeric, 2) as p99_ms,
-       to_timestamp(f.n[7]::double precision / 1e6) as stats_reset,
-       f.n[11]::bigint as pending, f.n[12]::bigint as max_pending
-from outbox_internal.destinations() d
+       d.in_flight, d.published as published_total, d.failed as failed_total, d.dead as dead_total,
+       d.released as released_total, trim_scale(round(d.published_60s / 60, 3)) as published_per_s,
+       round(d.p50_ms, 2) as p50_ms, round(d.p95_ms, 2) as p95_ms, round(d.p99_ms, 2) as p99_ms,
+       to_timestamp(d.since_us / 1e6) as stats_reset, d.pending, d.max_pending
+from outbox_internal.destination_statistics d
 full join pending p on p.destination = d.destination
 left join @extschema@.outbox_paused z on z.destination = d.destination
 left join lateral (
   select l.state, l.since, l.reason, l.detail from live l where l.destination = d.destination
   order by l.severity, l.reason is null, l.since limit 1) c on true
-left join lateral outbox_internal.shared_memory('statistics', d.destination) f (n) on true
 -- True until each worker has noticed the pause and settled its messages.
 cross join lateral (select exists (select from live l where l.destination = d.destination
                                    and l.state not in ('paused', 'not adopted')) as busy) b
@@ -272,8 +277,7 @@ comment on view @extschema@.outbox_partition_status is
 create view outbox_internal.definer_functions as
 select p.proname::text as name,
        encode(sha256(convert_to(concat_ws(' ', p.prosrc, p.proconfig::text), 'UTF8')), 'hex') as digest
-from pg_proc p join pg_depend d on d.classid = 'pg_proc'::regclass and d.objid = p.oid and d.deptype = 'e'
-join pg_extension x on d.refclassid = 'pg_extension'::regclass and x.oid = d.refobjid and x.extname = 'outbox'
+from pg_proc p join outbox_internal.members m on m.classid = 'pg_proc'::regclass and m.objid = p.oid
 where p.prosecdef;
 comment on view outbox_internal.definer_functions is
   'The functions of the extension that run as its owner, with a digest of body and settings.';
@@ -308,9 +312,7 @@ begin atomic
                  'kind', case p.prokind when 'p' then 'procedure' when 'a' then 'aggregate' else 'function' end] as args
     from pg_proc p join place on p.pronamespace = place.oid and place.is_shared
     where p.proname >= 'outbox' and p.proname < 'outboy' and (p.proname = 'outbox' or p.proname like 'outbox\_%')
-      and not exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
-                      where d.classid = 'pg_proc'::regclass and d.objid = p.oid
-                        and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
+      and not exists (select from outbox_internal.members m where m.classid = 'pg_proc'::regclass and m.objid = p.oid)
     union all
     select 2,
            'schema_owner', array['schema', place.nspname, 'owner', pg_get_userbyid(place.extowner)]::text[]
@@ -318,18 +320,15 @@ begin atomic
     where place.nspowner not in (select h.oid from harmless h
                                  union all select w.oid from worker_role w where place.is_shared)
     union all
-    select 2, 'member_owner', array['object', min(m.object), 'owner', r.rolname, 'superuser', (
+    -- The names of the members only: those of all functions take a tenth of a second.
+    select 2, 'member_owner', array['object', min(coalesce('view ' || c.oid::regclass, 'function ' || p.oid::regprocedure)),
+                                    'owner', r.rolname, 'superuser', (
              select s.rolname from pg_roles s where s.rolsuper order by s.oid limit 1)]
-    from pg_extension x
-    join pg_depend d on d.refclassid = 'pg_extension'::regclass and d.refobjid = x.oid and d.deptype = 'e'
-    cross join lateral (
-      select 'view ' || c.oid::regclass, c.relowner from pg_class c
-      where d.classid = 'pg_class'::regclass and c.oid = d.objid and c.relkind = 'v'
-      union all
-      select 'function ' || p.oid::regprocedure, p.proowner from pg_proc p
-      where d.classid = 'pg_proc'::regclass and p.oid = d.objid and not p.prosecdef) m (object, owner)
-    join pg_roles r on r.oid = m.owner
-    where x.extname = 'outbox' and not r.rolsuper and r.oid not in (select w.oid from worker_role w)
+    from outbox_internal.members m
+    left join pg_class c on m.classid = 'pg_class'::regclass and c.oid = m.objid and c.relkind = 'v'
+    left join pg_proc p on m.classid = 'pg_proc'::regclass and p.oid = m.objid and not p.prosecdef
+    join pg_roles r on r.oid = coalesce(c.relowner, p.proowner)
+    where not r.rolsuper and r.oid not in (select w.oid from worker_role w)
     group by r.rolname
     union all
     select 3,
@@ -359,9 +358,7 @@ begin atomic
       and not exists (select from unnest(p.proconfig) c where c like 'search\_path=%')
       and not exists (select from pg_trigger d where a.classid = 'pg_trigger'::regclass and d.oid = a.objid and d.tgenabled = 'D')
       and not exists (select from pg_rewrite d where a.classid = 'pg_rewrite'::regclass and d.oid = a.objid and d.ev_enabled = 'D')
-      and (exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
-                   where d.classid = 'pg_class'::regclass and d.objid = t.oid
-                     and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
+      and (exists (select from outbox_internal.members m where m.classid = 'pg_class'::regclass and m.objid = t.oid)
            or t.oid in (select i.inhrelid from pg_inherits i where i.inhparent = '@extschema@.outbox_history'::regclass))
   ) f
   order by f.rank, f.args;
@@ -399,11 +396,10 @@ $$;
 comment on function outbox_internal.restore_function(text) is
   'Makes a function that runs as its owner again as the install script has it. For superusers; outbox_health names it.';
 
-create function outbox_internal.worded(code text, args text[])
-returns text[] language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_worded_wrapper';
+create function outbox_internal.worded(code text, args text[], out problem text, out remedy text, out commands jsonb)
+language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_worded_wrapper';
 comment on function outbox_internal.worded(text, text[]) is
-  'The words of a finding: the problem, the remedy, and the commands in the remedy as a JSON array. args: names and values by'
-  ' turns; s_name is the setting outbox.name.';
+  'The words of a finding, and the commands in the remedy as a JSON array. args: names and values by turns; s_name is the setting outbox.name.';
 
 -- Found by their dependency, as pg_trigger has no index by function. tgtype: 2 = BEFORE, 4 + 8 + 16 = all writes of a row.
 create view outbox_internal.trigger_problems as
@@ -411,13 +407,11 @@ with ours as materialized (
   select t.tgrelid, t.tgname, t.tgenabled, t.tgtype, f.proname = 'outbox_captured' as captures,
          convert_from(substr(t.tgargs, 1, octet_length(t.tgargs) - 1), getdatabaseencoding()) as settings,
          format('%I.%I', n.nspname, c.relname) as place
-  from pg_extension x
-  join pg_depend m on m.refclassid = 'pg_extension'::regclass and m.refobjid = x.oid and m.classid = 'pg_proc'::regclass
-  join pg_proc f on f.oid = m.objid and f.proname in ('outbox_captured', 'outbox_attached')
+  from outbox_internal.members m
+  join pg_proc f on m.classid = 'pg_proc'::regclass and f.oid = m.objid and f.proname in ('outbox_captured', 'outbox_attached')
   join pg_depend d on d.refclassid = 'pg_proc'::regclass and d.refobjid = f.oid and d.classid = 'pg_trigger'::regclass
   join pg_trigger t on t.oid = d.objid and t.tgnargs = 1
   join pg_class c on c.oid = t.tgrelid join pg_namespace n on n.oid = c.relnamespace
-  where x.extname = 'outbox'
 )
 select t.tgrelid, 'trigger_disabled' as code,
        array['table', t.place, 'triggers', string_agg(quote_ident(t.tgname), ', ' order by t.tgname),
@@ -440,6 +434,24 @@ where t.covered & 28 <> 28;
 comment on view outbox_internal.trigger_problems is
   'Tables of outbox_capture and outbox_attach of which a trigger is disabled or missing.';
 
+create view outbox_internal.server as
+select s.* from outbox_internal.shared_memory('server') s (
+  preloaded boolean, obstacle text, missing_slots integer, missing_standbys text, connected_standbys text);
+comment on view outbox_internal.server is
+  'One row: whether the library is preloaded, why the launcher starts no worker, how many slots it lacks; and of the standbys'
+  ' that messages wait for, those that are missing and those that are connected.';
+
+create view @extschema@.outbox_errors as
+select f.destination, f.kind, f.message, f.count, to_timestamp(f.first_us / 1e6) as first_at,
+       to_timestamp(f.last_us / 1e6) as last_at, f.last_seq
+from outbox_internal.shared_memory('errors') f (
+  destination text, kind text, message text, count bigint, first_us double precision, last_us double precision, last_seq bigint)
+order by last_at desc;
+comment on view @extschema@.outbox_errors is
+  'What failed recently, one row a cause, the most recent first, 100 causes at most. A row has the destination,'
+  ' kind, the error with # for numbers and ids, how often, first and last time, and the last message. If the'
+  ' destination went down last_seq is NULL.';
+
 -- The planner gives a condition on "check" to each part below, and so runs only that one. It does so to none if a part ends
 -- with LIMIT. It evaluates a setting that a condition compares with a column. In a session that has not loaded the library
 -- yet the setting is unknown, so it may be missing.
@@ -447,15 +459,11 @@ create view outbox_internal.findings as
 with connection as (
   select c.* from outbox_internal.connections c where c.is_live
 ), server as (
-  select s.n[1]::boolean as preloaded, s.n[2] as obstacle, s.n[3]::integer as missing_slots, s.n[4] as missing_standbys,
-         s.n[5] as connected_standbys,
-         current_setting('outbox.worker_role') as worker_role, current_setting('outbox.workers')::integer as workers,
+  select s.*, current_setting('outbox.worker_role') as worker_role, current_setting('outbox.workers')::integer as workers,
          exists (select from outbox_internal.live_workers) as has_worker
-  from outbox_internal.shared_memory('server') s (n)
+  from outbox_internal.server s
 ), fill as materialized ( -- its numbers are NULL if the server has no entry for the destination
-  select d.destination, f.n[11]::bigint as pending, f.n[12]::bigint as most, f.n is null as is_uncounted
-  from outbox_internal.destinations() d
-  left join lateral outbox_internal.shared_memory('statistics', d.destination) f (n) on true
+  select d.* from outbox_internal.destination_statistics d
 ), waiting as materialized ( -- read once for all checks
   select f.destination, f.partition, f.seq, f.enqueued_at, f.is_blocked, f.is_stopped from outbox_internal.first_shown f
 ), own_table as (
@@ -463,19 +471,15 @@ with connection as (
          t.relrowsecurity and t.relforcerowsecurity as is_secured
   from pg_class t join pg_namespace n on n.oid = t.relnamespace
   where t.relkind in ('r', 'p') and (
-    exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
-            where d.classid = 'pg_class'::regclass and d.objid = t.oid
-              and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
+    exists (select from outbox_internal.members m where m.classid = 'pg_class'::regclass and m.objid = t.oid)
     or t.oid in (select i.inhrelid from pg_inherits i where i.inhparent = '@extschema@.outbox_history'::regclass))
 ), other_owner as (
   select x.type, x.name, r.rolname as worker_role
   from (select 'TABLE' as type, o.name, o.relowner as owner from own_table o
         union all
         select 'FUNCTION', p.oid::regprocedure::text, p.proowner
-        from pg_extension x
-        join pg_depend d on d.refclassid = 'pg_extension'::regclass and d.refobjid = x.oid and d.deptype = 'e'
-        join pg_proc p on d.classid = 'pg_proc'::regclass and p.oid = d.objid
-        where x.extname = 'outbox' and p.prosecdef) x
+        from outbox_internal.members m join pg_proc p on m.classid = 'pg_proc'::regclass and p.oid = m.objid
+        where p.prosecdef) x
   join server s on true join pg_roles r on r.rolname = s.worker_role and r.oid <> x.owner
 ), foreign_trigger as (
   select t.tgname, t.tgtype, o.oid, o.name, o.relname from own_table o join pg_trigger t on t.tgrelid = o.oid
@@ -491,7 +495,10 @@ select 'preload' as "check", null::text as destination, 'not_preloaded' as code,
          where p.name = 'shared_preload_libraries')] as args
 from server s where not s.preloaded
 union all
-select 'enabled', null, 'disabled', '{}' where not current_setting('outbox.enabled')::boolean
+-- As the workers see it: the setting of a session may be older, if it is set for the database.
+select 'enabled', null, 'disabled', '{}'
+where case when exists (select from connection) then exists (select from connection c where c.code = 'disabled')
+           else not current_setting('outbox.enabled')::boolean end
 union all
 select 'standby', null, 'standby', '{}' where pg_is_in_recovery()
 union all
@@ -663,15 +670,14 @@ select f."check", null, f.code,
          order by c.rank, c.command limit 1)]
 from server s, (
   -- A worker tries again after half a second; what ends within a few tries is no problem.
-  (select 'database' as "check", 'statement_fails' as code, null as since, e.n[3] as error
-   from outbox_internal.shared_memory('errors') e (n)
-   where e.n[2] = 'database' and e.n[4]::bigint > 3
-     and to_timestamp(e.n[6]::double precision / 1e6) > clock_timestamp() - interval '10 seconds'
-   order by e.n[6]::bigint desc limit 1)
+  (select 'database' as "check", 'statement_fails' as code, null as since, e.message as error
+   from @extschema@.outbox_errors e
+   where e.kind = 'database' and e.count > 3 and e.last_at > clock_timestamp() - interval '10 seconds'
+   order by e.last_at desc limit 1)
   union all
   -- Maintenance runs once a minute, and its last answer stands until then.
-  (select 'maintenance', 'maintenance_fails', date_trunc('seconds', to_timestamp(t.n[1]::double precision / 1e6))::text, t.n[2]
-   from outbox_internal.shared_memory('failed tasks') t (n) order by t.n[1]::bigint limit 1)) f
+  (select 'maintenance', 'maintenance_fails', date_trunc('seconds', to_timestamp(t.since_us / 1e6))::text, t.error
+   from outbox_internal.shared_memory('failed tasks') t (since_us double precision, error text) order by t.since_us limit 1)) f
 where not exists (select from other_owner)
 union all
 select 'source', null, 'source_unreadable',
@@ -688,10 +694,10 @@ select 'capture', null, x.code, x.args
 from (select p.code, p.args from outbox_internal.trigger_problems p order by p.tgrelid limit 3) x
 union all
 select 'paused', z.destination, 'paused',
-       array['in_flight', case when b.busy then coalesce(f.n[1], '0') end, 'by', z.paused_by,
+       array['in_flight', case when b.busy then coalesce(f.in_flight, 0)::text end, 'by', z.paused_by,
              'since', date_trunc('seconds', z.since)::text, 'reason', z.reason]
 from @extschema@.outbox_paused z
-left join lateral outbox_internal.shared_memory('statistics', z.destination) f (n) on true
+left join outbox_internal.destination_statistics f on f.destination = z.destination
 cross join lateral (select exists (select from connection c where c.destination = z.destination
                                    and c.state not in ('paused', 'not adopted')) as busy) b
 union all
@@ -723,7 +729,7 @@ select 'dead letters', null, 'dead_letters',
 from outbox_internal.dead_counts c
 left join lateral (
   select x.* from @extschema@.outbox_dead x
-  where x.seq = (select n[1]::bigint from outbox_internal.shared_memory('first dead letters') f (n)) limit 1) d on true
+  where x.seq = (select f.dead from outbox_internal.first_dead f) limit 1) d on true
 where c.dead > 0
 union all
 select 'keys', null, 'keys_blocked',
@@ -735,16 +741,15 @@ select 'keys', null, 'keys_blocked',
 from outbox_internal.dead_counts c
 left join lateral (
   select x.* from @extschema@.outbox_dead x
-  where x.blocks and x.seq = (select n[2]::bigint from outbox_internal.shared_memory('first dead letters') f (n))
-  limit 1) d on true
+  where x.blocks and x.seq = (select f.blocking from outbox_internal.first_dead f) limit 1) d on true
 where c.blocking > 0
 union all
-select 'room', p.destination, case when p.pending >= p.most then 'queue_full' else 'queue_nearly_full' end,
-       array['pending', p.pending::text, 'most', p.most::text, 'max_pending', (2 * p.most)::text]
-from fill p where p.pending >= 0.9 * p.most
+select 'room', p.destination, case when p.pending >= p.max_pending then 'queue_full' else 'queue_nearly_full' end,
+       array['pending', p.pending::text, 'most', p.max_pending::text, 'max_pending', (2 * p.max_pending)::text]
+from fill p where p.pending >= 0.9 * p.max_pending
 union all
 select 'room', null, 'no_room_for_statistics', array['count', count(*)::text, 'example', min(p.destination)]
-from fill p where p.is_uncounted and exists (
+from fill p where p.in_flight is null and exists (
   select from connection c where c.destination = p.destination and c.worker_id like 'server-%')
 having count(*) > 0
 union all
@@ -804,26 +809,22 @@ left join lateral (
     and x.pid not in (select w.pid from @extschema@.outbox_workers w)
   limit 1) h on true
 left join lateral (
-  select m.most from outbox_internal.destinations() d
-  cross join lateral outbox_internal.shared_memory('statistics', d.destination) f (n)
-  cross join lateral (
-    select coalesce((select substr(o, 10) from unnest(d.options) o where o like 'max\_rate=%'),
-                    current_setting('outbox.max_rate', true))::bigint as most) m
-  -- A worker does not pass the rest of its share on to others.
-  where d.destination = s.destination and m.most > 0
-    and f.n[6]::double precision / 60 >= 0.9 * m.most / greatest(1, (
-      select count(*) from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()))) r on true
+  select trim_scale(round(d.published_60s / 60, 1)) as per_s, d.published_60s / 60 as rate,
+         (select 2 * substr(o, 13)::bigint from unnest(d.options) o where o like 'concurrency=%') as concurrency,
+         coalesce((select substr(o, 10) from unnest(d.options) o where o like 'max\_rate=%'),
+                  current_setting('outbox.max_rate', true))::bigint as most
+  from outbox_internal.destination_statistics d where d.destination = s.destination) p on true
 left join lateral (
-  select trim_scale(round(f.n[6]::numeric / 60, 1)) as per_s,
-         (select 2 * substr(o, 13)::bigint from unnest(d.options) o where o like 'concurrency=%') as concurrency
-  from outbox_internal.destinations() d
-  left join lateral outbox_internal.shared_memory('statistics', d.destination) f (n) on true
-  where d.destination = s.destination) p on true;
+  select p.most
+  -- A worker does not pass the rest of its share on to others.
+  where p.most > 0
+    and p.rate >= 0.9 * p.most / greatest(1, (
+      select count(*) from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()))) r on true;
 comment on view outbox_internal.findings is
   'What is wrong, as data: the check that finds it, the destination if it is one, the code, and names and values by turns.';
 
 create view outbox_internal.problems as
-select f."check", f.destination, w.n[1] as problem, w.n[2] as remedy, f.code, f.args, w.n[3]::jsonb as commands
+select f."check", f.destination, w.problem, w.remedy, f.code, f.args, w.commands
 from outbox_internal.findings f
 left join lateral ( -- not by destinations(): if that fails, this says why
   select s.oid as server, s.srvoptions as options, w.fdwname::text as wrapper
@@ -860,12 +861,12 @@ cross join lateral outbox_internal.worded(f.code, f.args || array[
   'worker_role', current_setting('outbox.worker_role'), 'database', current_database()::text, 'database_settings', (
     select string_agg(substr(split_part(c.setting, '=', 1), 8), ',')
     from pg_db_role_setting s join pg_database x on x.oid = s.setdatabase, unnest(s.setconfig) c (setting)
-    where x.datname = current_database() and s.setrole = 0 and c.setting like 'outbox.%')] || o.texts) w (n);
+    where x.datname = current_database() and s.setrole = 0 and c.setting like 'outbox.%')] || o.texts) w;
 comment on view outbox_internal.problems is
   'The findings in words: the problem, the remedy, and the commands in the remedy as a JSON array.';
 
 create view @extschema@.outbox_health as
-select c.name as "check", p.destination, p.problem is null as ok, p.problem collate "default" as problem, p.remedy,
+select c.name as "check", p.destination, p.problem is null as ok, p.problem, p.remedy,
        p.code, jsonb_strip_nulls(jsonb_object(p.args)) as args, (jsonb_object(p.args) ->> 'since')::timestamptz as since, p.commands
 from unnest('{preload,enabled,standby,version,standbys,identity,partitions,sequence,role,schema,triggers,workers,destination,database,'
             'maintenance,source,capture,paused,broker,blocked,retrying,dead letters,keys,room,transactions,locks,lag}'::text[])

@@ -14,7 +14,7 @@ declare
   patience constant interval := '5 seconds';
   -- Just after CREATE EXTENSION the launcher is about to start the first worker.
   expects_worker constant boolean := current_setting('outbox.workers')::integer > 0
-    and exists (select from outbox_internal.shared_memory('server') s (n) where s.n[1]::boolean and s.n[2] is null);
+    and exists (select from outbox_internal.server s where s.preloaded and s.obstacle is null);
   worker_role constant name := current_setting('outbox.worker_role');
   described record;
   kind record;
@@ -56,9 +56,9 @@ begin
   ok := mapping_problem is null;
   detail := case
     when not ok then (
-      select w.n[1] || ': ' || w.n[2]
+      select w.problem || ': ' || w.remedy
       from outbox_internal.worded(mapping_problem[1], mapping_problem[2:] || array[
-        'destination', described.destination, 'wrapper', described.wrapper]) w (n))
+        'destination', described.destination, 'wrapper', described.wrapper]) w)
     when described.by_settings then 'none needed: user and password are in the settings'
     when exists (select from pg_user_mappings m where m.srvid = described.server and m.usename = worker_role)
       then format('there is a user mapping for %I', worker_role)
@@ -90,7 +90,8 @@ begin
 
   select p.* into pause from @extschema@.outbox_paused p where p.destination = outbox_check.destination;
   step := 'delivery';
-  ok := pause.destination is null and current_setting('outbox.enabled')::boolean and described.not_adopted is null;
+  ok := pause.destination is null and described.not_adopted is null
+    and not exists (select from outbox_internal.findings f where f."check" = 'enabled');
   detail := case
     when described.not_adopted is not null
       then format('not adopted, %s: messages wait for outbox_adopt(destination => %L)', described.not_adopted, destination)

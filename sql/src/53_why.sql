@@ -12,31 +12,16 @@ begin atomic
          m.attempts, m.crashes, m.available_at, m.enqueued_at, m.ended_at, m.last_error, m.replayed, m.expires_at,
          m.blocks, m.claim_token, case when m.last_error is not null then coalesce(m.error_code, 'text') end
   from (
-    select o.seq, o.destination, o.partition, o.key,
-           case when outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
-                  or outbox_internal.is_taken(o.destination, o.partition, o.seq) then 'in flight'
-                else 'ready' end as status,
-           o.attempts, o.crashes, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as ended_at,
-           o.last_error, o.replayed, o.expires_at, null::boolean as blocks, o.claim_token, o.error_code
     -- No index of outbox begins with seq: looked up in each lane.
-    from outbox_internal.first_pending l cross join lateral (
-      select x.* from @extschema@.outbox x
+    select o.* from outbox_internal.first_pending l cross join lateral (
+      select x.* from outbox_internal.ready_messages x
       where x.destination = l.destination and x.partition = l.partition and x.seq = of_seq offset 0) o
     union all
-    select w.seq, w.destination, w.partition, w.key,
-           case w.state when 'b' then 'retrying' when 'g' then 'blocked' else 'scheduled' end,
-           w.attempts, w.crashes, w.due_at, w.enqueued_at, null, w.last_error, w.replayed, w.expires_at, null, null,
-           w.error_code
-    from @extschema@.outbox_waiting w where w.seq = of_seq
+    select w.* from outbox_internal.waiting_messages w where w.seq = of_seq
     union all
-    select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, null, d.enqueued_at, d.died_at, d.reason,
-           d.replayed, d.expires_at, d.blocks, null, d.error_code
-    from @extschema@.outbox_dead d where d.seq = of_seq
+    select d.* from outbox_internal.dead_messages d where d.seq = of_seq
     union all
-    select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
-           h.attempts, null, null, h.enqueued_at, h.published_at, h.last_error, h.replayed, null, null, null,
-           h.error_code
-    from @extschema@.outbox_history h where h.seq = of_seq) m
+    select h.* from outbox_internal.ended_messages h where h.seq = of_seq) m
   -- Else it was a message of another event: there was another source.
   where m.ended_at is null or m.status = 'dead' or m.ended_at <@ (select t.current from outbox_internal.event_times t)
   -- What has not ended comes first, then dead letters; in each group the latest.
@@ -77,11 +62,9 @@ begin atomic
     select l.destination, l.partition, b.blocker, outbox_internal.partition_label(l.partition::integer) as label,
            -- Messages in flight are the first of their lane.
            (select t.seq
-            from (select o.* from @extschema@.outbox o
+            from (select o.seq, o.status from outbox_internal.ready_messages o
                   where o.destination = l.destination and o.partition = l.partition order by o.seq limit 1000) t
-            where not outbox_internal.claim_is_live(t.claim_token, t.partition, t.claim_until)
-              and not outbox_internal.is_taken(t.destination, t.partition, t.seq)
-            order by t.seq limit 1) as first,
+            where t.status = 'ready' order by t.seq limit 1) as first,
            coalesce((select substr(x, 10)::bigint from unnest(d.options) x where x like 'max\_rate=%'),
                     current_setting('outbox.max_rate')::bigint) as max_rate,
            'ordering=partition' = any (d.options) as is_ordered,
@@ -174,9 +157,9 @@ begin atomic
       and not exists (select from obstacle o where o.destination = m.destination and o.seq = m.seq)
       and not exists (select from hindrance h where h.destination = m.destination and h.seq = m.seq)
   )
-  select f.destination, f.seq, f.rank::bigint, f.reason, w.n[1], w.n[2], f.behind, w.n[3]::jsonb
+  select f.destination, f.seq, f.rank::bigint, f.reason, w.problem, w.remedy, f.behind, w.commands
   from found f
-  cross join lateral outbox_internal.worded(f.code, f.args || array['destination', f.destination, 'seq', f.seq::text]) w (n)
+  cross join lateral outbox_internal.worded(f.code, f.args || array['destination', f.destination, 'seq', f.seq::text]) w
   union all
   select h.destination, h.seq, 100 + h.n, h."check",
          format(case h."check" when 'paused' then 'Destination %1$s is %2$s.' else '%2$s.' end, h.destination, h.problem),
@@ -198,13 +181,12 @@ begin atomic
     cross join outbox_internal.message_rows($1) m
     where m.status not in ('published', 'discarded') and (m.destination = $2 or $2 is null)
   ), own as (
-    select m.destination, 0::bigint as rank, m.status as reason, w.n[1] as why, w.n[2] as remedy, null::bigint as behind,
-           w.n[3]::jsonb as commands
+    select m.destination, 0::bigint as rank, m.status as reason, w.problem as why, w.remedy, null::bigint as behind, w.commands
     from message m
     cross join lateral outbox_internal.worded('message_' || m.status, array[
       'seq', m.seq::text, 'destination', m.destination, 'error', m.last_error,
       'at', date_trunc('seconds', m.available_at)::text, 'blocks', case when m.blocks then '' end,
-      m.error_code, '']) w (n)
+      m.error_code, '']) w
     where m.status in ('dead', 'scheduled', 'retrying')
   )
   select x.destination, x.reason, x.why, x.remedy, x.behind, x.commands

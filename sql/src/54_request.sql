@@ -9,11 +9,18 @@ comment on function outbox_internal.begin_request(bigint, boolean) is
   ' has failed since. Returns the id of the request; 0 = there is no worker, NULL = the request of another session'
   ' is not finished.';
 
+create type outbox_internal.answer as (
+  number bigint, state bigint, claimed bigint, published bigint, failed bigint, duration_us bigint, backoff_ms bigint,
+  renewed_heartbeat bigint, purged_stale bigint, active_workers bigint, desired_count bigint, owned_count bigint,
+  leased_count bigint, released_count bigint
+);
+comment on type outbox_internal.answer is
+  'The answer of a worker to a request: its number, the state (0 not noticed, 1 running, 2 done), the results of its pass.';
+
 create function outbox_internal.answers(request_id bigint, timeout_ms integer)
-returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_answers_wrapper';
+returns setof outbox_internal.answer language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_answers_wrapper';
 comment on function outbox_internal.answers(bigint, integer) is
-  'Waits until the workers have answered the request, at most this long; returns 14 numbers of each worker: number,'
-  ' state (0 not noticed, 1 running, 2 done), the results.';
+  'Waits until the workers have answered the request, at most this long; returns a row for each worker.';
 
 create function outbox_internal.end_request()
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_end_request_wrapper';
@@ -42,11 +49,11 @@ comment on function outbox_internal.check_request(text, interval, boolean) is
   'Refuses a call that would wait in vain. reads_ends: it waits until it sees that messages have ended.';
 
 create function outbox_internal.request_workers(read_limit bigint, goes_on boolean, until timestamptz)
-returns bigint[] language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+returns outbox_internal.answer[] language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   none_since timestamptz := clock_timestamp(); -- since when no worker runs; NULL = one runs
   request_id bigint;
-  answers bigint[] := '{}';
+  answers outbox_internal.answer[] := '{}';
   states bigint[] := '{}';
   problem text;
   remedy text;
@@ -56,9 +63,9 @@ begin
       request_id := outbox_internal.begin_request(read_limit, goes_on);
     end if;
     if request_id > 0 then
-      answers := outbox_internal.answers(
-        request_id, ceil(greatest(1, least(1000, extract(epoch from until - clock_timestamp()) * 1000)))::integer);
-      states := array(select answers[i + 2] from generate_series(0, cardinality(answers) - 1, 14) i);
+      answers := array(select a from outbox_internal.answers(
+        request_id, ceil(greatest(1, least(1000, extract(epoch from until - clock_timestamp()) * 1000)))::integer) a);
+      states := array(select a.state from unnest(answers) a);
       exit when 2 = all (states) and states <> '{}';
       none_since := case when states = '{}' then coalesce(none_since, clock_timestamp()) end;
     else
@@ -96,21 +103,20 @@ comment on function outbox_internal.request_workers(bigint, boolean, timestamptz
 create function @extschema@.outbox_run_pass(timeout interval default '30 s')
 returns jsonb language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  answers bigint[];
+  answers outbox_internal.answer[];
   pass jsonb;
 begin
   perform outbox_internal.check_request('outbox_run_pass'::text, timeout, false);
   answers := outbox_internal.request_workers(0::bigint, false, clock_timestamp() + timeout);
   select jsonb_build_object(
-           'claimed', sum(a[3]), 'published', sum(a[4]), 'failed', sum(a[5]),
-           'duration_ms', round(max(a[6]) / 1000.0, 2), 'backoff_ms', min(a[7]),
-           'renewed_heartbeat', bool_and(a[8] = 1), 'purged_stale', sum(a[9]),
-           'active_workers', max(a[10]), 'desired_count', sum(a[11]),
-           'owned_count', sum(a[12]), 'leased_count', sum(a[13]), 'released_count', sum(a[14]),
+           'claimed', sum(a.claimed), 'published', sum(a.published), 'failed', sum(a.failed),
+           'duration_ms', round(max(a.duration_us) / 1000.0, 2), 'backoff_ms', min(a.backoff_ms),
+           'renewed_heartbeat', bool_and(a.renewed_heartbeat = 1), 'purged_stale', sum(a.purged_stale),
+           'active_workers', max(a.active_workers), 'desired_count', sum(a.desired_count),
+           'owned_count', sum(a.owned_count), 'leased_count', sum(a.leased_count), 'released_count', sum(a.released_count),
            'ts', to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
     into pass
-  from (select answers[i + 1 : i + 14] as a from generate_series(0, cardinality(answers) - 1, 14) i) w
-  where a[2] > 0 having count(*) > 0;
+  from unnest(answers) a where a.state > 0 having count(*) > 0;
   if pass is null then
     raise exception 'no worker has begun within %', timeout
       using errcode = 'object_not_in_prerequisite_state',

@@ -107,52 +107,37 @@ begin
     perform set_config('enable_seqscan'::text, 'on'::text, true), set_config('enable_sort'::text, 'on'::text, true);
   end if;
   for stored in
-    select * from (values
-      ('{ready,in flight}'::text[],
-       $q$case when c.claim_token is not null and outbox_internal.claim_is_live(c.claim_token, c.partition, c.claim_until)
-                 or outbox_internal.is_taken(c.destination, c.partition, c.seq) then 'in flight' else 'ready' end$q$,
-       'o.*, o.enqueued_at as available_at, null::timestamptz as ended_at, false as blocks, o.enqueued_at as changed_at
-      from @extschema@.outbox o'),
-      ('{retrying,blocked,scheduled}',
-       $q$case c.state when 'b' then 'retrying' when 'g' then 'blocked' else 'scheduled' end$q$,
-       'w.*, w.due_at as available_at, null::timestamptz as ended_at, false as blocks, w.enqueued_at as changed_at
-      from @extschema@.outbox_waiting w'),
-      ('{dead}', $q$'dead'$q$,
-       'd.*, null::timestamptz as available_at, d.died_at as ended_at, d.reason as last_error, d.died_at as changed_at
-      from @extschema@.outbox_dead d'),
-      ('{published,discarded}', $q$case when c.discarded then 'discarded' else 'published' end$q$,
-       'h.*, null::timestamptz as available_at, h.published_at as ended_at, null::timestamptz as expires_at,
-             false as blocks, h.published_at as changed_at
-      from @extschema@.outbox_history h')) t (kept, status_of, columns) where t.kept && statuses
+    select * from (values ('{ready,in flight}'::text[], 'ready'), ('{retrying,blocked,scheduled}', 'waiting'), ('{dead}', 'dead'),
+                          ('{published,discarded}', 'ended')) t (kept, name) where t.kept && statuses
   loop
     -- A window of the history is bounded by its time: only rows that are looked at one by one are counted.
     most := case when not stored.kept @> '{published}' or asks_for_events or given ? 'word' then read_max end;
     is_by_lane := stored.kept @> '{ready}' and along_index;
-    rows := stored.columns;
+    rows := format('outbox_internal.%s_messages', stored.name);
     if is_by_lane and asks_for_events and not by_delivery and not in_source then
       -- The events in order of seq, and their messages in outbox, whose index begins with the lane.
       is_by_lane := false;
-      rows := format('e.seq, o.destination, o.partition, o.key, o.attempts, o.enqueued_at, o.last_error, o.replayed,
-             o.expires_at, o.claim_token, o.claim_until, o.enqueued_at as available_at, null::timestamptz as ended_at,
-             false as blocks, o.enqueued_at as changed_at
+      rows := format('(
+      select e.seq, o.destination, o.partition, o.key, o.status, o.attempts, o.available_at, o.enqueued_at, o.ended_at,
+             o.last_error, o.replayed, o.expires_at, o.blocks, o.changed_at
       from @extschema@.outbox_events e cross join outbox_internal.first_pending l cross join lateral (
-        select * from @extschema@.outbox x
+        select x.* from outbox_internal.ready_messages x
         where x.destination = l.destination and x.partition = l.partition and x.seq = e.seq offset 0) o
-      where e.seq >= (select min(f.seq) from outbox_internal.first_pending f)%s%s', of_event, format(of_lane, 'l'));
+      where e.seq >= (select min(f.seq) from outbox_internal.first_pending f)%s%s)', of_event, format(of_lane, 'l'));
     end if;
     rows := format('
-    select c.seq, c.destination, c.partition, c.key, %s as status, c.attempts, c.available_at, c.enqueued_at, c.ended_at,
-           c.last_error, c.replayed, c.expires_at, c.blocks, c.changed_at
-    from (select %s) c
-    where true%s%s%s%s%s order by %s fetch first %s rows with ties', stored.status_of, rows,
+    select c.seq, c.destination, c.partition, c.key, c.status, c.attempts, c.available_at, c.enqueued_at, c.ended_at,
+           c.last_error, c.replayed, c.expires_at, c.blocks is true as blocks, c.changed_at
+    from %s c
+    where true%s%s%s%s%s order by %s fetch first %s rows with ties', rows,
       case when is_by_lane then ' and c.destination = l.destination and c.partition = l.partition'
            when stored.kept @> '{published}' and not by_delivery then ' and c.seq between $4 and $5' else '' end,
       case when window_from is not null then ' and c.ended_at > $6' else '' end, behind,
       case when stored.kept <@ statuses then ''
            when not by_delivery or statuses <@ '{ready,published,discarded}'
-             then format(' and %s = any ($3)', stored.status_of)
+             then ' and c.status = any ($3)'
            when statuses <@ '{blocked}' then $q$ and c.state = 'g'$q$
-           when statuses <@ '{retrying,scheduled}' then ' and c.due_at is not null'
+           when statuses <@ '{retrying,scheduled}' then ' and c.available_at is not null'
            else '' end, -- those in flight are among the first of their lane
       case when most is null then of_all when stored.kept @> '{published}' then of_message else of_seq end,
       in_order, coalesce(most, page_rows));

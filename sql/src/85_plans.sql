@@ -53,8 +53,7 @@ begin
       ('outbox_purge', ' set enable_nestloop = off set jit = off')) f (name, plan)
     full join (
       select x.oid, x.proname, x.proconfig from pg_proc x
-      join pg_depend d on d.classid = 'pg_proc'::regclass and d.objid = x.oid and d.deptype = 'e'
-      join pg_extension e on d.refclassid = 'pg_extension'::regclass and e.oid = d.refobjid and e.extname = 'outbox'
+      join outbox_internal.members m on m.classid = 'pg_proc'::regclass and m.objid = x.oid
     ) p on p.proname = f.name
     -- An earlier version may have set others.
     where f.name is not null or p.proconfig::text ~ '[{,"](enable_|jit=|plan_cache_mode=|work_mem=)'

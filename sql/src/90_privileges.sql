@@ -106,8 +106,10 @@ grant select on
   @extschema@.outbox_partition_status, @extschema@.outbox_destination_status, @extschema@.outbox_throughput,
   @extschema@.outbox_destination_throughput, @extschema@.outbox_latency,
   @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_passes,
+  outbox_internal.members, outbox_internal.ready_messages, outbox_internal.waiting_messages, outbox_internal.dead_messages, outbox_internal.ended_messages,
   outbox_internal.blockers, outbox_internal.first_pending, outbox_internal.first_shown,
-  outbox_internal.dead_counts, outbox_internal.event_times, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.connections,
+  outbox_internal.counters, outbox_internal.dead_counts, outbox_internal.first_dead, outbox_internal.server,
+  outbox_internal.destination_statistics, outbox_internal.event_times, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.connections,
   outbox_internal.kinds, outbox_internal.findings, outbox_internal.problems, outbox_internal.definer_functions, outbox_internal.installed_functions
   to outbox_monitor;
 grant execute on function
@@ -132,8 +134,7 @@ declare
   member regclass;
 begin
   for member in
-    select c.oid from pg_class c join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'e'
-    join pg_extension x on d.refclassid = 'pg_extension'::regclass and x.oid = d.refobjid and x.extname = 'outbox'
+    select c.oid from pg_class c join outbox_internal.members m on m.classid = 'pg_class'::regclass and m.objid = c.oid
     where c.relkind in ('r', 'p', 'S')
   loop
     execute format('grant select on %s to %I', member, current_user);
@@ -208,8 +209,8 @@ declare
   risk record;
 begin
   for risk in
-    select p.code, w.n[1] as problem, w.n[2] as remedy
-    from outbox_internal.schema_problem() p cross join lateral outbox_internal.worded(p.code, p.args) w (n)
+    select p.code, w.problem, w.remedy
+    from outbox_internal.schema_problem() p cross join lateral outbox_internal.worded(p.code, p.args) w
   loop
     if risk.code = 'function_foreign' then
       raise exception '%', risk.problem using errcode = 'duplicate_object', hint = risk.remedy || ';';

@@ -9,7 +9,9 @@ use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
 use pgrx::datum::{Datum, FromDatum, IntoDatum, TimestampWithTimeZone, Uuid};
 use pgrx::nullable::Nullable;
 use pgrx::{PgSqlErrorCode, impl_sql_translatable, pg_sys};
+use std::ffi::CString;
 use std::ops::Deref;
+use std::ptr;
 
 /// The arguments of the running call. The declaration in sql/src says which type each has; reading one as another type
 /// is undefined behaviour.
@@ -177,6 +179,10 @@ pub struct SqlTexts(pub Vec<Option<String>>);
 /// An int2[] or int8[] as an argument, in which no element may be NULL.
 pub struct Integers(pub Vec<i64>);
 
+/// A row as a result. The call names the columns and their types, each of which reads its text; columns without one are
+/// NULL.
+pub struct Row(pub Vec<Option<String>>);
+
 fn refuse_null(what: &str) -> ! {
     let code = PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED;
     report::raise(
@@ -258,6 +264,7 @@ macro_rules! argument {
 }
 
 argument!(SqlText, Legible, Utf8, SqlTexts, Integers);
+impl_sql_translatable!(Row, "record");
 impl_sql_translatable!(SqlText, "text");
 impl_sql_translatable!(JsonText, "text");
 impl_sql_translatable!(Legible, "text");
@@ -278,5 +285,35 @@ unsafe impl BoxRet for JsonText {
     unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> Datum<'fcx> {
         // SAFETY: a text in the memory of the call.
         unsafe { fcinfo.return_raw_datum(self.0) }
+    }
+}
+
+// SAFETY: a datum of the row type that the call expects.
+unsafe impl BoxRet for Row {
+    unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> Datum<'fcx> {
+        let texts: Vec<Option<CString>> = (self.0.iter().map(|text| text.as_deref().map(text::to_c_string))).collect();
+        let mut columns = ptr::null_mut();
+        // SAFETY: the call's own fcinfo. There is a pointer for each column, and the texts live as long.
+        unsafe {
+            pg_sys::get_call_result_type(fcinfo.as_mut_ptr(), ptr::null_mut(), &mut columns);
+            if columns.is_null() {
+                let code = PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED;
+                report::raise(
+                    code,
+                    "the call names no columns",
+                    None,
+                    Some("Call it in FROM, with a list of columns."),
+                )
+            }
+            let pointers = texts
+                .iter()
+                .map(|text| text.as_ref().map_or(ptr::null_mut(), |text| text.as_ptr().cast_mut()));
+            let mut values: Vec<_> = pointers
+                .chain(std::iter::repeat(ptr::null_mut()))
+                .take((*columns).natts as usize)
+                .collect();
+            let row = pg_sys::BuildTupleFromCStrings(pg_sys::TupleDescGetAttInMetadata(columns), values.as_mut_ptr());
+            fcinfo.return_raw_datum(pg_sys::HeapTupleHeaderGetDatum((*row).t_data))
+        }
     }
 }

@@ -5,7 +5,7 @@
 use crate::config;
 use crate::error::{self, UserError};
 use crate::event;
-use crate::pg::args::{Args, Integers, JsonText, Jsonb, Legible, SqlText, SqlTexts, Utf8};
+use crate::pg::args::{Args, Integers, JsonText, Jsonb, Legible, Row, SqlText, SqlTexts, Utf8};
 use crate::pg::catalog::{self, Oid};
 use crate::pg::clock::{now_us, since_1970, unix_seconds};
 use crate::pg::lane_scan::{self, OutboxLanes};
@@ -368,7 +368,7 @@ fn outbox_decide_failure(
     attempts: Option<i32>,
     error: Option<SqlText>,
     unsendable: Option<bool>,
-) -> Vec<SqlText> {
+) -> Row {
     let default = config::default_target();
     let kind = wrapper.map_or(Some(Kind::of_settings()), |name| Kind::of_wrapper(&name));
     // A destination whose options cannot be read goes by the settings, as a worker does it.
@@ -393,7 +393,7 @@ fn outbox_decide_failure(
         ending.reason.unwrap_or_default().to_owned(),
         ending.kind.map_or("", Word::name).to_owned(),
     ];
-    decided.map(SqlText::from).into()
+    Row(decided.map(Some).into())
 }
 
 #[pg_extern(sql = false)]
@@ -495,7 +495,7 @@ fn outbox_shared_memory(
     area: Option<SqlText>,
     destination: Option<SqlText>,
     fcinfo: pg_sys::FunctionCallInfo,
-) -> SetOfIterator<'static, Vec<Option<SqlText>>> {
+) -> SetOfIterator<'static, Row> {
     let destination = destination.as_deref().unwrap_or_default();
     let database = databases::my_database();
     let (values, width) = match area.as_deref().unwrap_or_default() {
@@ -551,8 +551,7 @@ fn outbox_shared_memory(
         }
         _ => (Vec::new(), 1),
     };
-    let row = |row: &[Option<String>]| row.iter().map(|text| text.clone().map(SqlText::from)).collect();
-    let rows: Vec<Vec<Option<SqlText>>> = values.chunks(width).map(row).collect();
+    let rows: Vec<Row> = values.chunks(width).map(|row| Row(row.to_vec())).collect();
     SetOfIterator::new(rows)
 }
 
@@ -643,26 +642,26 @@ fn outbox_begin_request(read_limit: i64, goes_on: bool) -> Option<i64> {
     Some(i64::from(request_id))
 }
 
-/// For each worker of this database its number and its answer, one after the other.
+/// For each worker of this database its number and its answer.
 #[pg_extern(sql = false)]
-fn outbox_answers(request_id: i64, timeout_ms: i32) -> Vec<i64> {
+fn outbox_answers(request_id: i64, timeout_ms: i32) -> SetOfIterator<'static, Row> {
     let read = || {
-        let (mut flat, mut done) = (Vec::new(), true);
+        let (mut rows, mut done) = (Vec::new(), true);
         for (number, answer) in workers::answers_here() {
             let answer = answer.read(request_id as u32);
             done &= answer[0] == 2;
-            flat.push(i64::from(number));
-            flat.extend(answer);
+            let values = std::iter::once(i64::from(number)).chain(answer);
+            rows.push(Row(texts(values.map(Some))));
         }
-        (flat, done)
+        (rows, done)
     };
-    let (answers, done) = read();
-    if done && !answers.is_empty() {
-        return answers;
+    let (mut rows, done) = read();
+    if !done || rows.is_empty() {
+        latch::wait(i64::from(timeout_ms.max(1)));
+        signals::check_for_interrupts();
+        rows = read().0;
     }
-    latch::wait(i64::from(timeout_ms.max(1)));
-    signals::check_for_interrupts();
-    read().0
+    SetOfIterator::new(rows)
 }
 
 #[pg_extern(sql = false)]

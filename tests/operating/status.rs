@@ -12,7 +12,7 @@ fn status_counts_committed_messages_only() {
     wait_true(
         &cluster,
         "the counters",
-        "select exists (select from outbox_internal.shared_memory('counters'))",
+        "select pending is not null from outbox_status",
     );
     (1..=3).for_each(|n| _ = cluster.publish(n));
     let publish = "select outbox_publish('T', '{}')";

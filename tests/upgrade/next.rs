@@ -85,10 +85,10 @@ begin atomic\n  select t.pid, t.xid",
     (
         "50_views.sql",
         "as stats_reset
-from (select) one left join outbox_internal.shared_memory('counters') c (n) on true;
+from outbox_internal.counters c;
 comment on view @extschema@.outbox_status",
         "as stats_reset, (select count(*) from @extschema@.outbox_notes) as notes
-from (select) one left join outbox_internal.shared_memory('counters') c (n) on true;
+from outbox_internal.counters c;
 comment on view @extschema@.outbox_status",
     ),
     (

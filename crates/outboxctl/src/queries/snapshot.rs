@@ -13,25 +13,24 @@ pub const MESSAGES_MAX: usize = 200;
 /// and the first of each lane. Each kind is found by an index and limited.
 /// Failed messages are grouped by their cause, so they are many.
 static MESSAGES: LazyLock<String> = LazyLock::new(|| {
-    let columns = "t.seq, t.destination, t.partition, t.key, t.attempts, t.enqueued_at";
+    let columns = "select t.status, t.seq, t.destination, t.partition, t.key, t.attempts, t.enqueued_at";
     format!(
         "select m.status, m.seq, m.destination, @extschema@.outbox_partition_label(m.partition::integer) as partition, m.key, m.attempts,
                 extract(epoch from clock_timestamp() - m.enqueued_at)::float8 as age_s,
                 extract(epoch from m.due_at - clock_timestamp())::float8 as due_s, m.note
-         from ((select 'dead' as status, {columns}, null::timestamptz as due_at, t.reason as note
-                from @extschema@.outbox_dead t order by t.died_at desc limit {MESSAGES_MAX})
+         from (({columns}, null::timestamptz as due_at, t.last_error as note
+                from outbox_internal.dead_messages t order by t.ended_at desc limit {MESSAGES_MAX})
                union all
-               (select case t.state when 'b' then 'retrying' else 'scheduled' end, {columns}, t.due_at, t.last_error
-                from @extschema@.outbox_waiting t where t.due_at is not null order by t.due_at limit {MESSAGES_MAX})
+               ({columns}, t.available_at, t.last_error from outbox_internal.waiting_messages t
+                where t.available_at is not null order by t.available_at limit {MESSAGES_MAX})
                union all
-               (select 'blocked', {columns}, null, 'behind an earlier message of its key'
-                from @extschema@.outbox_waiting t where t.state = 'g' order by t.destination, t.partition, t.key collate \"C\", t.seq limit 50)
+               ({columns}, null, 'behind an earlier message of its key' from outbox_internal.waiting_messages t
+                where t.state = 'g' order by t.destination, t.partition, t.key collate \"C\", t.seq limit 50)
                union all
-               (select case when t.claim_token is not null and outbox_internal.claim_is_live(t.claim_token, t.partition, t.claim_until)
-                              or outbox_internal.is_taken(t.destination, t.partition, t.seq) then 'in flight' else 'ready' end,
-                       {columns}, null, t.last_error
+               ({columns}, null, t.last_error
                 from (select * from outbox_internal.first_shown limit 50) l
-                join @extschema@.outbox t on t.destination = l.destination and t.partition = l.partition and t.seq = l.seq)) m"
+                join outbox_internal.ready_messages t
+                  on t.destination = l.destination and t.partition = l.partition and t.seq = l.seq)) m"
     )
 });
 
