@@ -136,7 +136,7 @@ mod tests {
             Verdict::Confirmed => "confirmed".into(),
             Verdict::Message(Outcome::Refused { .. }) => "refused".into(),
             Verdict::Message(Outcome::Failed { .. }) => "failed".into(),
-            Verdict::Destination(trouble) => format!("{:?}", trouble.fault.reason),
+            Verdict::Destination(trouble) => trouble.fault.reason.name().into(),
             other => panic!("{other:?}"),
         }
     }
@@ -147,13 +147,13 @@ mod tests {
             let expected = match status {
                 200..=299 => "confirmed",
                 400 | 413 | 414 | 415 | 422 | 431 => "refused",
-                401 | 403 | 407 => "AuthRefused",
-                404 | 405 | 410 => "EndpointRefused",
-                429 => "Throttled",
-                502..=504 => "Unavailable",
-                300..=399 => "EndpointRefused",
+                401 | 403 | 407 => "auth_refused",
+                404 | 405 | 410 => "endpoint_refused",
+                429 => "throttled",
+                502..=504 => "unavailable",
+                300..=399 => "endpoint_refused",
                 400..=599 => "failed",
-                _ => "Protocol",
+                _ => "protocol",
             };
             assert_eq!(verdict(status), expected, "{status}");
         }
