@@ -181,7 +181,7 @@ pub struct Integers(pub Vec<i64>);
 
 /// A row as a result. The call names the columns and their types, each of which reads its text; columns without one are
 /// NULL.
-pub struct Row(pub Vec<Option<String>>);
+pub struct TextRow(pub Vec<Option<String>>);
 
 fn refuse_null(what: &str) -> ! {
     let code = PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED;
@@ -264,7 +264,7 @@ macro_rules! argument {
 }
 
 argument!(SqlText, Legible, Utf8, SqlTexts, Integers);
-impl_sql_translatable!(Row, "record");
+impl_sql_translatable!(TextRow, "record");
 impl_sql_translatable!(SqlText, "text");
 impl_sql_translatable!(JsonText, "text");
 impl_sql_translatable!(Legible, "text");
@@ -289,7 +289,7 @@ unsafe impl BoxRet for JsonText {
 }
 
 // SAFETY: a datum of the row type that the call expects.
-unsafe impl BoxRet for Row {
+unsafe impl BoxRet for TextRow {
     unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> Datum<'fcx> {
         let texts: Vec<Option<CString>> = (self.0.iter().map(|text| text.as_deref().map(text::to_c_string))).collect();
         let mut columns = ptr::null_mut();

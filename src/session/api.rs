@@ -5,7 +5,7 @@
 use crate::config;
 use crate::error::{self, UserError};
 use crate::event;
-use crate::pg::args::{Args, Integers, JsonText, Jsonb, Legible, Row, SqlText, SqlTexts, Utf8};
+use crate::pg::args::{Args, Integers, JsonText, Jsonb, Legible, SqlText, SqlTexts, TextRow, Utf8};
 use crate::pg::catalog::{self, Oid};
 use crate::pg::clock::{now_us, since_1970, unix_seconds};
 use crate::pg::lane_scan::{self, OutboxLanes};
@@ -368,7 +368,7 @@ fn outbox_decide_failure(
     attempts: Option<i32>,
     error: Option<SqlText>,
     unsendable: Option<bool>,
-) -> Row {
+) -> TextRow {
     let default = config::default_target();
     let kind = wrapper.map_or(Some(Kind::of_settings()), |name| Kind::of_wrapper(&name));
     // A destination whose options cannot be read goes by the settings, as a worker does it.
@@ -393,7 +393,7 @@ fn outbox_decide_failure(
         ending.reason.unwrap_or_default().to_owned(),
         ending.kind.map_or("", Word::name).to_owned(),
     ];
-    Row(decided.map(Some).into())
+    TextRow(decided.map(Some).into())
 }
 
 #[pg_extern(sql = false)]
@@ -495,7 +495,7 @@ fn outbox_shared_memory(
     area: Option<SqlText>,
     destination: Option<SqlText>,
     fcinfo: pg_sys::FunctionCallInfo,
-) -> SetOfIterator<'static, Row> {
+) -> SetOfIterator<'static, TextRow> {
     let destination = destination.as_deref().unwrap_or_default();
     let database = databases::my_database();
     let (values, width) = match area.as_deref().unwrap_or_default() {
@@ -551,7 +551,7 @@ fn outbox_shared_memory(
         }
         _ => (Vec::new(), 1),
     };
-    let rows: Vec<Row> = values.chunks(width).map(|row| Row(row.to_vec())).collect();
+    let rows: Vec<TextRow> = values.chunks(width).map(|row| TextRow(row.to_vec())).collect();
     SetOfIterator::new(rows)
 }
 
@@ -644,14 +644,14 @@ fn outbox_begin_request(read_limit: i64, goes_on: bool) -> Option<i64> {
 
 /// For each worker of this database its number and its answer.
 #[pg_extern(sql = false)]
-fn outbox_answers(request_id: i64, timeout_ms: i32) -> SetOfIterator<'static, Row> {
+fn outbox_answers(request_id: i64, timeout_ms: i32) -> SetOfIterator<'static, TextRow> {
     let read = || {
         let (mut rows, mut done) = (Vec::new(), true);
         for (number, answer) in workers::answers_here() {
             let answer = answer.read(request_id as u32);
             done &= answer[0] == 2;
             let values = std::iter::once(i64::from(number)).chain(answer);
-            rows.push(Row(texts(values.map(Some))));
+            rows.push(TextRow(texts(values.map(Some))));
         }
         (rows, done)
     };

@@ -3,7 +3,7 @@
 
 use crate::config;
 use crate::error::{self, UserError};
-use crate::pg::args::{Row, SqlText, SqlTexts};
+use crate::pg::args::{SqlText, SqlTexts, TextRow};
 use crate::pg::catalog::{self, Oid, OptionsOf};
 use crate::pg::{guc, text};
 use crate::store;
@@ -96,7 +96,7 @@ fn outbox_mapping_problem(server: Oid) -> Option<Vec<SqlText>> {
 /// The words of a finding: problem, remedy, and the commands as JSON. `args`: names and values by turns; of a name that is
 /// there twice the first value counts. `s_name` is the setting outbox.name, unless it is empty.
 #[pg_extern(sql = false)]
-fn outbox_worded(code: Option<SqlText>, args: SqlTexts) -> Row {
+fn outbox_worded(code: Option<SqlText>, args: SqlTexts) -> TextRow {
     let given = |name: &str| {
         let mut pairs = args.0.chunks_exact(2);
         let found = pairs.find(|pair| pair[0].as_deref() == Some(name) && pair[1].is_some());
@@ -113,7 +113,7 @@ fn outbox_worded(code: Option<SqlText>, args: SqlTexts) -> Row {
     });
     let commands = remedy.commands_json();
     let remedy_text = Some(remedy.text).filter(|text| !text.is_empty());
-    Row(vec![Some(problem.text), remedy_text, Some(commands)])
+    TextRow(vec![Some(problem.text), remedy_text, Some(commands)])
 }
 
 /// Options in the form of the catalogs: `name=value` each.

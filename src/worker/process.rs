@@ -89,7 +89,7 @@ pub fn enter(database: u32, number: u32) -> &'static workers::WorkerEntry {
 }
 
 /// What a worker reads before its first pass.
-struct Opened {
+struct OpenedDatabase {
     store: Store,
     sharing: Sharing,
     /// As of now, and whether the session may have begun with others.
@@ -120,7 +120,7 @@ fn start(number: u32, slot: &'static workers::WorkerEntry, known_defaults: u64) 
             databases::rewind_all(catalog::my_database(), 1);
         }
         let not_adopted = store.not_adopted()?;
-        Ok(Opened {
+        Ok(OpenedDatabase {
             store,
             sharing,
             session_defaults,

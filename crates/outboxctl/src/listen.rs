@@ -62,7 +62,7 @@ pub struct ListenArgs {
     secret_file: Option<PathBuf>,
 }
 
-struct Receiver {
+struct ListenState {
     answer: StatusCode,
     signer: Option<Signer>,
     json: bool,
@@ -74,7 +74,7 @@ pub async fn run(context: &CommandContext, args: &ListenArgs) -> Result<ExitCode
         true => format!("[{}]:{}", args.host, args.port),
         false => format!("{}:{}", args.host, args.port),
     };
-    let receiver = Receiver {
+    let receiver = ListenState {
         answer: StatusCode::from_u16(args.answer).expect("in the range of the argument"),
         signer: args.secret_file.as_deref().map(signer).transpose()?,
         json: context.json,
@@ -120,7 +120,7 @@ fn signer(file: &Path) -> Result<Signer, Failure> {
     }
 }
 
-async fn receive(State(receiver): State<Arc<Receiver>>, headers: HeaderMap, body: Bytes) -> StatusCode {
+async fn receive(State(receiver): State<Arc<ListenState>>, headers: HeaderMap, body: Bytes) -> StatusCode {
     let signature = receiver.signer.as_ref().map(|signer| {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         verify(signer, &headers, &body, now.as_secs())
@@ -129,7 +129,7 @@ async fn receive(State(receiver): State<Arc<Receiver>>, headers: HeaderMap, body
         Some(Err(_)) => StatusCode::UNAUTHORIZED,
         _ => receiver.answer,
     };
-    let received = Received::new(&headers, &body, answer, signature);
+    let received = ShownRequest::new(&headers, &body, answer, signature);
     let printed = match receiver.json {
         true => output::print(&(json(&received) + "\n")),
         false => output::print_lines([received.line()]),
@@ -161,7 +161,7 @@ fn verify(signer: &Signer, headers: &HeaderMap, body: &[u8], now_s: u64) -> Resu
 
 /// A message as `--json` prints it.
 #[derive(Serialize)]
-struct Received<'a> {
+struct ShownRequest<'a> {
     seq: Option<i64>,
     id: Option<Cow<'a, str>>,
     #[serde(rename = "type")]
@@ -189,7 +189,7 @@ struct Wrapped<'a> {
     payload: &'a RawValue,
 }
 
-impl<'a> Received<'a> {
+impl<'a> ShownRequest<'a> {
     fn new(
         headers: &'a HeaderMap,
         body: &'a [u8],
@@ -264,7 +264,7 @@ mod tests {
     ) -> String {
         let headers = headers(pairs);
         let answer = StatusCode::from_u16(answer).unwrap();
-        Received::new(&headers, body.as_bytes(), answer, signature)
+        ShownRequest::new(&headers, body.as_bytes(), answer, signature)
             .line()
             .to_string()
     }

@@ -66,7 +66,7 @@ pub(super) struct NewMessage<'a> {
 }
 
 /// An event that was looked up.
-struct Found {
+struct FoundEvent {
     event: EventKey,
     stored: Option<Stored>,
 }
@@ -139,7 +139,7 @@ struct EventsRead {
     subscribed: Option<Rc<Subscribed>>,
     /// Whether keys or destinations are those of the events, so that each must be stored.
     are_looked_up: bool,
-    found: HashMap<i64, Found>,
+    found: HashMap<i64, FoundEvent>,
     /// The events of a source, if the subscriptions read each.
     whole: HashMap<i64, Event>,
 }
@@ -164,11 +164,13 @@ impl EventsRead {
                 {
                     whole = source.whole_events(seqs)?;
                     let keys = whole.iter().map(|(seq, event)| (*seq, EventKey::from(event)));
-                    keys.map(|(seq, event)| (seq, Found { event, stored: None })).collect()
+                    keys.map(|(seq, event)| (seq, FoundEvent { event, stored: None }))
+                        .collect()
                 }
                 Some(source) if are_looked_up => {
                     let keys = source.keys(seqs, subscribed.is_some())?.into_iter();
-                    keys.map(|(seq, event)| (seq, Found { event, stored: None })).collect()
+                    keys.map(|(seq, event)| (seq, FoundEvent { event, stored: None }))
+                        .collect()
                 }
                 Some(_) => HashMap::new(),
             };
@@ -419,7 +421,11 @@ fn not_waiting(
 
 /// The events with these seqs in outbox_events. They are locked against outbox_internal.trim_events, which does not see
 /// the messages of this transaction. `by_fast_path`: their messages may take the fast path.
-fn read_events(statements: &Statements, seqs: &[i64], by_fast_path: bool) -> Result<HashMap<i64, Found>, UserError> {
+fn read_events(
+    statements: &Statements,
+    seqs: &[i64],
+    by_fast_path: bool,
+) -> Result<HashMap<i64, FoundEvent>, UserError> {
     Spi::connect_mut(|client| {
         let select = statements.read_events[usize::from(by_fast_path)].get_or(|| {
             let sql = format!(
@@ -433,7 +439,7 @@ fn read_events(statements: &Statements, seqs: &[i64], by_fast_path: bool) -> Res
         let rows = guc::planned_once(|| client.update(select, None, &[places(statements, seqs)])).map_err(internal)?;
         let found = rows.map(|row| {
             let (aggregate_type, id): (Option<String>, Option<String>) = (row.get(3)?, row.get(4)?);
-            let found = Found {
+            let found = FoundEvent {
                 event: EventKey {
                     key: aggregate_key(aggregate_type.as_deref(), id.as_deref()),
                     // The worker reports a type that cannot be read.

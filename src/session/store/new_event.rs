@@ -89,7 +89,7 @@ pub struct NewEvent {
 }
 
 /// The value of a column.
-enum Given {
+enum GivenValue {
     Id(pgrx::Uuid),
     Text(String),
     Json(Jsonb),
@@ -104,9 +104,9 @@ impl NewEvent {
         Self::new(|index, column| {
             let number = ARGUMENTS[index];
             let given = match column.kind {
-                ColumnKind::Id => args.uuid(number).map(Given::Id),
-                ColumnKind::Short | ColumnKind::Long => args.text(number).map(Given::Text),
-                ColumnKind::Json => args.jsonb(number).map(Given::Json),
+                ColumnKind::Id => args.uuid(number).map(GivenValue::Id),
+                ColumnKind::Short | ColumnKind::Long => args.text(number).map(GivenValue::Text),
+                ColumnKind::Json => args.jsonb(number).map(GivenValue::Json),
             };
             given.or_else(|| of_session(&session, column))
         })
@@ -116,31 +116,31 @@ impl NewEvent {
     pub fn of_change(mut change: Change, aggregate_type: &str, session: &Context) -> Result<Self, UserError> {
         change.aggregate_id = short_id(aggregate_type, change.aggregate_id)?;
         Self::new(|_, column| {
-            let text = |text: &mut String| Some(Given::Text(std::mem::take(text)));
+            let text = |text: &mut String| Some(GivenValue::Text(std::mem::take(text)));
             match column.name {
                 "type" => text(&mut change.kind),
-                "aggregate_type" => Some(Given::Text(aggregate_type.to_owned())),
+                "aggregate_type" => Some(GivenValue::Text(aggregate_type.to_owned())),
                 "aggregate_id" => text(&mut change.aggregate_id),
-                "operation" => Some(Given::Text(change.operation.to_owned())),
-                "payload" => Some(Given::Unparsed(std::mem::take(&mut change.payload))),
-                "previous_payload" => change.previous_payload.take().map(Given::Unparsed),
+                "operation" => Some(GivenValue::Text(change.operation.to_owned())),
+                "payload" => Some(GivenValue::Unparsed(std::mem::take(&mut change.payload))),
+                "previous_payload" => change.previous_payload.take().map(GivenValue::Unparsed),
                 _ => of_session(session, column),
             }
         })
     }
 
-    fn new(mut given: impl FnMut(usize, EventColumn) -> Option<Given>) -> Result<Self, UserError> {
+    fn new(mut given: impl FnMut(usize, EventColumn) -> Option<GivenValue>) -> Result<Self, UserError> {
         let (mut id, mut json) = (None, [const { None }; COLUMNS.len()]);
         let mut texts = [const { None }; COLUMNS.len()];
         for (index, column) in COLUMNS.into_iter().enumerate() {
             texts[index] = match given(index, column) {
-                Some(Given::Id(given)) => {
+                Some(GivenValue::Id(given)) => {
                     id = Some(given);
                     None
                 }
-                Some(Given::Text(text)) => Some(text).filter(|text| !(column.is_required && text.is_empty())),
-                Some(Given::Json(given)) => Some(json[index].insert(given).to_text()?),
-                Some(Given::Unparsed(text)) => Some(json[index].insert(Jsonb::of_text(&text)).to_text()?),
+                Some(GivenValue::Text(text)) => Some(text).filter(|text| !(column.is_required && text.is_empty())),
+                Some(GivenValue::Json(given)) => Some(json[index].insert(given).to_text()?),
+                Some(GivenValue::Unparsed(text)) => Some(json[index].insert(Jsonb::of_text(&text)).to_text()?),
                 None => None,
             };
             match (column.name, &texts[index]) {
@@ -182,13 +182,13 @@ impl NewEvent {
 }
 
 /// What the session adds to all its events.
-fn of_session(session: &Context, column: EventColumn) -> Option<Given> {
+fn of_session(session: &Context, column: EventColumn) -> Option<GivenValue> {
     let text = |text: &Option<String>| text.clone();
     match column.name {
-        "actor" => text(&session.actor).map(Given::Text),
-        "correlation_id" => text(&session.correlation_id).map(Given::Text),
-        "metadata" => text(&session.metadata).map(Given::Unparsed),
-        "headers" => text(&session.headers).map(Given::Unparsed),
+        "actor" => text(&session.actor).map(GivenValue::Text),
+        "correlation_id" => text(&session.correlation_id).map(GivenValue::Text),
+        "metadata" => text(&session.metadata).map(GivenValue::Unparsed),
+        "headers" => text(&session.headers).map(GivenValue::Unparsed),
         _ => None,
     }
 }

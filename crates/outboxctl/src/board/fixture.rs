@@ -5,7 +5,7 @@ use super::state::{BoardState, OpenedMessage};
 use crate::progress::pass::{PassReport, PassSum};
 use crate::progress::{DestinationFacts, LogLine, OwnWorker, WorkerFacts, WorkerIdentity};
 use crate::queries::model::{
-    DestinationRow, ErrorGroup, Message, Minute, Now, PartitionRow, Passes, Problem, RemedyCommand, Snapshot, Status,
+    CommandShown, DestinationRow, ErrorGroup, Message, Minute, Now, PartitionRow, Passes, Problem, Snapshot, Status,
     WorkerRow,
 };
 use crate::queries::state::{DestinationState, MessageStatus};
@@ -141,8 +141,8 @@ pub fn snapshot() -> Snapshot {
     }
 }
 
-pub fn psql(command: &str) -> RemedyCommand {
-    RemedyCommand {
+pub fn psql(command: &str) -> CommandShown {
+    CommandShown {
         command: command.into(),
         place: "psql".into(),
         role: None,

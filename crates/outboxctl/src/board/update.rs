@@ -7,7 +7,7 @@ use crate::format::harmless;
 use crate::messages::bulk::Verb;
 use crate::operation::OperatorAction;
 use crate::progress::OwnWorker;
-use crate::queries::model::{Part, RemedyCommand, Snapshot};
+use crate::queries::model::{CommandShown, Part, Snapshot};
 use crate::queries::why::Reason;
 use crate::screen::list::orders;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -253,7 +253,7 @@ fn copy_of_row(state: &mut BoardState, id: Option<&str>) -> Option<BoardRequest>
 }
 
 /// The command to try first.
-fn first(commands: &[RemedyCommand]) -> Option<&str> {
+fn first(commands: &[CommandShown]) -> Option<&str> {
     commands.first().map(|first| first.command.as_str())
 }
 

@@ -27,7 +27,7 @@ pub struct DeadArgs {
     #[command(flatten)]
     choice: Choice,
     #[command(flatten)]
-    limit: Limit,
+    limit: LimitArgs,
     #[command(flatten)]
     consent: Consent,
 }
@@ -38,7 +38,7 @@ pub struct ReplayArgs {
     #[command(flatten)]
     criteria: BulkCriteria,
     #[command(flatten)]
-    limit: Limit,
+    limit: LimitArgs,
     /// Only events created since this time: a time, or an age (90s, 15m, 2h, 7d)
     #[arg(long, value_name = "WHEN")]
     since: Option<When>,
@@ -56,7 +56,7 @@ pub struct ReplayArgs {
 }
 
 #[derive(Args)]
-struct Limit {
+struct LimitArgs {
     /// At most this many messages, the lowest seqs first
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(i32).range(1..), conflicts_with = "no_max")]
     max: i32,
@@ -78,7 +78,7 @@ struct Consent {
     yes: bool,
 }
 
-impl Limit {
+impl LimitArgs {
     fn rows(&self) -> Option<i32> {
         Some(self.max).filter(|_| !self.no_max)
     }

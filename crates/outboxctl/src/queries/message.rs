@@ -54,7 +54,7 @@ impl StoredMessageRow {
 /// An event as it is stored, here or in the source. The texts of its JSON are unchanged, except that long ones are cut.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(from = "StoredEventRow")]
-pub struct StoredEvent {
+pub struct EventShown {
     pub event: Event,
     /// The length in bytes of the whole payload as text, before it is cut.
     pub payload_bytes: i64,
@@ -74,7 +74,7 @@ struct StoredEventRow {
     error: Option<String>,
 }
 
-impl From<StoredEventRow> for StoredEvent {
+impl From<StoredEventRow> for EventShown {
     fn from(row: StoredEventRow) -> Self {
         let (texts, number) = (row.texts.into_iter(), row.created_at_s);
         let Ok(event) = Event::read(row.seq, &mut EventColumns(texts, number));
@@ -101,7 +101,7 @@ impl EventRow for EventColumns {
     }
 }
 
-/// The query for the [`StoredEvent`] of message `$1`; its JSON texts are cut after `$2` characters.
+/// The query for the [`EventShown`] of message `$1`; its JSON texts are cut after `$2` characters.
 pub static EVENT: LazyLock<String> = LazyLock::new(|| {
     let texts = COLUMNS.map(|column| match column.kind {
         ColumnKind::Json => format!("left({}::text, $2::integer)", column.name),

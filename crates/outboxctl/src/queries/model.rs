@@ -178,7 +178,7 @@ pub struct Message {
 
 /// A row of `outbox_health`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
-pub struct Check {
+pub struct HealthCheck {
     pub check: String,
     /// The destination that fails. `None` = the check is not about one destination, or all destinations are ok.
     pub destination: Option<String>,
@@ -187,12 +187,12 @@ pub struct Check {
     pub code: String,
     pub problem: String,
     pub remedy: String,
-    pub commands: Vec<RemedyCommand>,
+    pub commands: Vec<CommandShown>,
 }
 
 /// A command of a remedy. They are in the order in which they should be tried.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-pub struct RemedyCommand {
+pub struct CommandShown {
     pub command: String,
     /// `psql`, `shell`, or the shell of a host: `shell of the broker`.
     #[serde(rename = "where")]
@@ -213,12 +213,12 @@ pub struct Problem {
     /// The remedy for the first of the destinations.
     pub remedy: String,
     /// Its commands.
-    pub commands: Vec<RemedyCommand>,
+    pub commands: Vec<CommandShown>,
 }
 
 impl Problem {
     /// The failed checks, each problem once.
-    pub fn of(checks: &[Check]) -> Vec<Self> {
+    pub fn of(checks: &[HealthCheck]) -> Vec<Self> {
         let mut problems: Vec<Self> = Vec::new();
         for check in checks.iter().filter(|check| !check.ok) {
             let destination = check.destination.clone();
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn destinations_with_the_same_problem_share_a_line() {
-        let check = |check: &str, destination: Option<&str>, problem: &str| Check {
+        let check = |check: &str, destination: Option<&str>, problem: &str| HealthCheck {
             check: check.into(),
             destination: destination.map(Into::into),
             ok: problem.is_empty(),
@@ -281,7 +281,7 @@ mod tests {
                 .unwrap_or_default(),
             commands: Vec::new(),
         };
-        let mut checks: Vec<Check> = ["audit", "billing", "crm", "default", "erp"]
+        let mut checks: Vec<HealthCheck> = ["audit", "billing", "crm", "default", "erp"]
             .map(|name| check("broker", Some(name), "refused"))
             .into();
         checks.push(check("broker", Some("fax"), "no answer"));

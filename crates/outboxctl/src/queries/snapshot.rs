@@ -1,6 +1,6 @@
 //! All values of the board and of `status`, read with one round trip.
 
-use super::model::{Check, Now, Part, Problem, Snapshot};
+use super::model::{HealthCheck, Now, Part, Problem, Snapshot};
 use super::{Fetch, views};
 use crate::failure::{Code, Failure};
 use serde::de::DeserializeOwned;
@@ -50,7 +50,7 @@ pub async fn read<S: Fetch>(session: &S) -> Result<Snapshot, Failure> {
         part(session, views::DESTINATIONS),
         part(session, &views::MERGED_ERRORS),
         part(session, &MESSAGES),
-        part::<_, Check>(session, views::HEALTH),
+        part::<_, HealthCheck>(session, views::HEALTH),
     );
     let now: Vec<Now> = now.map_err(|why| Failure::new(Code::CannotConnect, why))?;
     Ok(Snapshot {

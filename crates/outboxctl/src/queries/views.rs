@@ -75,7 +75,7 @@ pub static MERGED_ERRORS: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// The statement for [`Check`](super::model::Check): one row for each check.
+/// The statement for [`Check`](super::model::HealthCheck): one row for each check.
 pub const HEALTH: &str = r#"
     select "check", destination, ok, coalesce(code, '') as code, coalesce(problem, '') as problem, coalesce(remedy, '') as remedy,
            coalesce(commands, '[]') as commands

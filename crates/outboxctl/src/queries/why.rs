@@ -2,7 +2,7 @@
 
 use super::Fetch;
 use super::message::StoredMessageRow;
-use super::model::RemedyCommand;
+use super::model::CommandShown;
 use super::state::MessageStatus;
 use crate::failure::Failure;
 use outbox_core::finding::shell_word;
@@ -16,7 +16,7 @@ pub struct Reason {
     pub reason: String,
     pub why: String,
     pub remedy: Option<String>,
-    pub commands: Vec<RemedyCommand>,
+    pub commands: Vec<CommandShown>,
     /// The seq of the message behind which it waits.
     #[serde(skip_serializing)]
     pub behind: Option<i64>,
@@ -73,7 +73,7 @@ impl Reason {
             _ => return,
         };
         self.remedy = Some(commands.join(", or "));
-        let in_shell = |command| RemedyCommand {
+        let in_shell = |command| CommandShown {
             command,
             place: "shell".into(),
             role: None,
@@ -92,9 +92,9 @@ mod tests {
             let mut named = Reason {
                 reason: reason.into(),
                 remedy: Some("do: select 1".into()),
-                commands: vec![RemedyCommand {
+                commands: vec![CommandShown {
                     command: "select 1".into(),
-                    ..RemedyCommand::default()
+                    ..CommandShown::default()
                 }],
                 behind,
                 ..Reason::default()

@@ -31,7 +31,7 @@ pub struct Site {
     pub access: Arc<Access>,
     pub base: BasePath,
     /// If there are several, the pages of each are below `/db/NAME/`.
-    pub databases: Vec<Arc<Database>>,
+    pub databases: Vec<Arc<SiteDatabase>>,
     /// The list of several databases. Each poller writes it.
     pub list: watch::Sender<Arc<View>>,
     /// For each open event stream.
@@ -40,7 +40,7 @@ pub struct Site {
     pub downloads: Arc<Semaphore>,
 }
 
-pub struct Database {
+pub struct SiteDatabase {
     pub name: String,
     /// Of its pages.
     pub base: BasePath,
@@ -80,7 +80,7 @@ impl Site {
     }
 }
 
-impl Database {
+impl SiteDatabase {
     pub fn view(&self) -> Arc<View> {
         self.views.borrow().clone()
     }
@@ -139,7 +139,7 @@ impl FromRequestParts<Arc<Site>> for PageRequest {
 
 pub struct PageContext {
     pub request: PageRequest,
-    pub database: Arc<Database>,
+    pub database: Arc<SiteDatabase>,
     pub view: Arc<View>,
     pub viewer: Viewer,
 }
@@ -148,7 +148,7 @@ impl FromRequestParts<Arc<Site>> for PageContext {
     type Rejection = StatusCode;
 
     async fn from_request_parts(parts: &mut Parts, site: &Arc<Site>) -> Result<Self, StatusCode> {
-        let database = parts.extensions.get::<Arc<Database>>().cloned();
+        let database = parts.extensions.get::<Arc<SiteDatabase>>().cloned();
         let database = database.ok_or(StatusCode::NOT_FOUND)?;
         database.asked_at.send_replace(Instant::now());
         // The guard has admitted a viewer to all pages but those of the login.

@@ -1,7 +1,7 @@
 //! The list of the databases, if there are several: a line for each, with what matters first, and a link to its pages.
 
 use super::access::Viewer;
-use super::context::{Database, PageContext, PageRequest, View};
+use super::context::{PageContext, PageRequest, SiteDatabase, View};
 use super::format::{capped, count, distance_of, known};
 use super::live::{clock_of_reading, overview_page, title_prefix};
 use super::overview::alerts;
@@ -61,7 +61,7 @@ pub async fn home(
 }
 
 /// The live parts of the list.
-pub fn view(databases: &[Arc<Database>]) -> View {
+pub fn view(databases: &[Arc<SiteDatabase>]) -> View {
     let (lines, problems): (Vec<_>, Vec<_>) = databases.iter().map(|database| line(database)).unzip();
     let part = |id, markup: Markup| LivePart {
         pages: &[MonitorPage::Other],
@@ -94,7 +94,7 @@ fn table(lines: &[Markup]) -> Markup {
 }
 
 /// The line of a database, and the number of its problems. The numbers of a lost database are old: they are not shown.
-fn line(database: &Database) -> (Markup, usize) {
+fn line(database: &SiteDatabase) -> (Markup, usize) {
     let view = database.view();
     let snapshot = view.snapshot.as_ref().filter(|_| view.lost.is_none());
     let alerts = alerts(snapshot, view.lost.as_ref());

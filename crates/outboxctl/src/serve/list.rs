@@ -32,7 +32,7 @@ const ERROR_MAX: usize = 500;
 type PageStart = (usize, Vec<String>);
 
 /// What the list shows.
-enum Found {
+enum ListContent {
     Messages(tab::Page),
     Causes(Causes),
 }
@@ -115,13 +115,13 @@ fn alarm(tab: MessageStatus, number: &str) -> &'static str {
 }
 
 impl MessageList {
-    async fn read(&mut self, session: &MonitorSession, filter: &Filter) -> Result<Found, Failure> {
+    async fn read(&mut self, session: &MonitorSession, filter: &Filter) -> Result<ListContent, Failure> {
         self.reads_events = session.reads_events;
         let is_plain = self.search.is_empty() && self.trail.is_empty() && !self.reversed && !self.is_each;
         if is_plain {
             let causes = Causes::read(session, self.tab).await?;
             if causes.are_worthwhile() {
-                return Ok(Found::Causes(causes));
+                return Ok(ListContent::Causes(causes));
             }
         }
         let lanes = self.snapshot().map_or(1, MonitorSnapshot::lanes);
@@ -131,7 +131,7 @@ impl MessageList {
             let rows = page.rows.iter().map(|row| row.message.clone()).collect();
             self.reasons = why::first_reasons(session, rows).await?;
         }
-        Ok(Found::Messages(page))
+        Ok(ListContent::Messages(page))
     }
 
     fn snapshot(&self) -> Option<&MonitorSnapshot> {
@@ -175,7 +175,7 @@ impl MessageList {
     }
 
     /// The page, with the messages or the reason why the search failed.
-    fn page(&self, found: &Result<Found, String>) -> Markup {
+    fn page(&self, found: &Result<ListContent, String>) -> Markup {
         let pending = self.snapshot().and_then(|snapshot| snapshot.status.pending);
         let criteria = search::parse(&self.search).map(|_| search::criteria(&self.search));
         let (chips, typed) = match &criteria {
@@ -211,8 +211,8 @@ impl MessageList {
             // The script requests it again when messages have changed, only for the first page: others would shift.
             div #list data-refresh=[self.trail.is_empty().then_some("")] {
                 @match found {
-                    Ok(Found::Messages(page)) => { (self.messages(page)) }
-                    Ok(Found::Causes(causes)) => {
+                    Ok(ListContent::Messages(page)) => { (self.messages(page)) }
+                    Ok(ListContent::Causes(causes)) => {
                         p.line {
                             span.note { (causes.about()) " · " a href={ (self.tab.path()) "&view=each" } { "one by one" } }
                             (self.bulk())

@@ -3,7 +3,7 @@
 
 use super::backlog::BacklogHistory;
 use super::chart::{self, RANGES};
-use super::context::{Database, Fields, PageContext, Site, View};
+use super::context::{Fields, PageContext, Site, SiteDatabase, View};
 use super::format::clock;
 use super::page::MonitorPage::{self, Audit, Destinations, Messages, Other, Overview, Partitions, Workers};
 use super::page::{LivePart, LiveParts};
@@ -131,7 +131,7 @@ struct EventStream {
 /// The parts of a page of the database that the path names, or of the list of the databases.
 pub async fn events(
     State(site): State<Arc<Site>>,
-    database: Option<Extension<Arc<Database>>>,
+    database: Option<Extension<Arc<SiteDatabase>>>,
     headers: HeaderMap,
     Form(fields): Form<Fields>,
 ) -> Response {

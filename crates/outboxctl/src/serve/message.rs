@@ -11,7 +11,7 @@ use crate::format::capitalised;
 use crate::messages::bulk::Verb;
 use crate::messages::sql::quoted;
 use crate::queries::Fetch;
-use crate::queries::message::{ATTEMPTS, Attempt, EVENT, MESSAGE, StoredEvent, StoredMessageRow};
+use crate::queries::message::{ATTEMPTS, Attempt, EVENT, EventShown, MESSAGE, StoredMessageRow};
 use crate::queries::state::MessageStatus;
 use crate::queries::why::{self, Reason};
 use axum::body::Bytes;
@@ -128,7 +128,7 @@ pub async fn payload(context: PageContext, Path(seq): Path<i64>) -> Response {
 }
 
 /// The publication to the destination, as a worker would make it; of a message that has ended, as the last one was.
-fn publication_of(located: &LocatedMessage, event: &StoredEvent) -> Result<(Target, Publication), String> {
+fn publication_of(located: &LocatedMessage, event: &EventShown) -> Result<(Target, Publication), String> {
     if event.body_bytes > SHOWN_MAX_BYTES {
         return Err("The event is too large to be shown as it is sent.".to_owned());
     }
@@ -194,7 +194,7 @@ async fn shown(context: &PageContext, session: &MonitorSession, seq: i64, to: Op
     let located: Vec<LocatedMessage> = session.fetch(&LOCATED, &[&seq, &to]).await?;
     let (first, others) = located.split_first().ok_or_else(|| no_message(seq))?;
     let row = &first.row;
-    let event: Option<StoredEvent> = match session.reads_events {
+    let event: Option<EventShown> = match session.reads_events {
         true => session.fetch(&EVENT, &[&seq, &(SHOWN_MAX_BYTES as i32)]).await?.pop(),
         false => None,
     };
@@ -216,7 +216,7 @@ async fn shown(context: &PageContext, session: &MonitorSession, seq: i64, to: Op
             @match &event {
                 None if !session.reads_events => { p.empty { "The login of this monitor may not read events: GRANT outbox_admin to it." } }
                 None => { p.empty { "outbox_events does not have it: it was removed." } }
-                Some(StoredEvent { error: Some(why), .. }) => { p.empty { "It is not shown: " (why) "." } }
+                Some(EventShown { error: Some(why), .. }) => { p.empty { "It is not shown: " (why) "." } }
                 Some(event) => { (event_content(seq, event, now_s)) }
             }
         }
@@ -364,7 +364,7 @@ fn sent(publication: Result<(Target, Publication), String>, is_over: bool) -> Ma
     }
 }
 
-fn event_content(seq: i64, event: &StoredEvent, now_s: f64) -> Markup {
+fn event_content(seq: i64, event: &EventShown, now_s: f64) -> Markup {
     let columns = || COLUMNS.iter().zip(event.event.texts());
     let name = |name: &str| capitalised(&name.replace('_', " "));
     let facts = columns().filter(|(column, _)| column.kind != ColumnKind::Json);

@@ -1,7 +1,7 @@
 //! The pages of the monitor, their live parts, and the marks that several of them have.
 
 use super::base::BasePath;
-use crate::queries::model::RemedyCommand;
+use crate::queries::model::CommandShown;
 use crate::queries::state::{Parsed, Tone, Toned};
 use maud::{Markup, PreEscaped, html};
 use outbox_core::words::Word;
@@ -106,10 +106,10 @@ fn copy_button() -> Markup {
 
 /// What removes a cause: a sentence, unless it is only its commands, and the commands, with where they run. A control
 /// character in a text that is pasted could run another command.
-pub fn remedy(text: &str, commands: &[RemedyCommand]) -> Markup {
+pub fn remedy(text: &str, commands: &[CommandShown]) -> Markup {
     let all: Vec<&str> = commands.iter().map(|command| &*command.command).collect();
-    let is_safe = |command: &&RemedyCommand| !command.command.contains(char::is_control);
-    let shown: Vec<&RemedyCommand> = commands.iter().filter(is_safe).collect();
+    let is_safe = |command: &&CommandShown| !command.command.contains(char::is_control);
+    let shown: Vec<&CommandShown> = commands.iter().filter(is_safe).collect();
     let is_only_commands = shown.len() == all.len() && all.join(", or ") == text;
     html! {
         @if !is_only_commands { p.remedy { "Fix: " (text) } }
@@ -121,7 +121,7 @@ pub fn remedy(text: &str, commands: &[RemedyCommand]) -> Markup {
 }
 
 /// `in psql, as a superuser`
-fn whereabouts(command: &RemedyCommand) -> String {
+fn whereabouts(command: &CommandShown) -> String {
     let place = match &*command.place {
         "shell" => "in a shell".to_owned(),
         place if place.starts_with("shell of ") => format!("in the {place}"),
@@ -157,8 +157,8 @@ pub fn state_badge(state: &Parsed<impl Toned>) -> Markup {
 mod tests {
     use super::*;
 
-    fn command(command: &str, place: &str, role: Option<&str>) -> RemedyCommand {
-        RemedyCommand {
+    fn command(command: &str, place: &str, role: Option<&str>) -> CommandShown {
+        CommandShown {
             command: command.into(),
             place: place.into(),
             role: role.map(Into::into),
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_remedy_is_a_sentence_and_commands_or_only_commands() {
-        let shown = |text: &str, commands: &[RemedyCommand]| {
+        let shown = |text: &str, commands: &[CommandShown]| {
             let markup = remedy(text, commands).into_string();
             (markup.contains("Fix: "), markup.matches("<pre").count())
         };

@@ -4,7 +4,7 @@
 use super::backlog::BacklogHistory;
 use super::base::BasePath;
 use super::chart::PERIODS;
-use super::context::{Database, Site, View};
+use super::context::{Site, SiteDatabase, View};
 use super::databases;
 use super::live::live_parts;
 use super::session_pool::{MonitorSession, PATIENCE, SessionPool, SessionPurpose, no_answer};
@@ -27,7 +27,7 @@ const REST_PER_REFRESH: u32 = 9;
 
 /// The session, and what is kept from one reading to the next.
 pub struct Poller {
-    pub database: Arc<Database>,
+    pub database: Arc<SiteDatabase>,
     views: watch::Sender<Arc<View>>,
     /// None: lost.
     session: Option<MonitorSession>,
@@ -45,7 +45,7 @@ impl Poller {
             read_at: SystemTime::now(),
         };
         let views = watch::Sender::new(Arc::new(unread));
-        let database = Database {
+        let database = SiteDatabase {
             name: name.to_owned(),
             base,
             pool: SessionPool::new(args),
@@ -115,7 +115,7 @@ impl Poller {
     }
 }
 
-async fn wait(database: &Database, views: &watch::Sender<Arc<View>>, started: Instant) {
+async fn wait(database: &SiteDatabase, views: &watch::Sender<Arc<View>>, started: Instant) {
     let elapsed = started.elapsed();
     let rest = |interval: Duration| {
         interval

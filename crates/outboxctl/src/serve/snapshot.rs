@@ -4,7 +4,9 @@
 use super::causes::Causes;
 use super::session_pool::MonitorSession;
 use crate::failure::{Code, Failure};
-use crate::queries::model::{Check, DestinationRow, ErrorGroup, Minute, Now, PartitionRow, Passes, Status, WorkerRow};
+use crate::queries::model::{
+    DestinationRow, ErrorGroup, HealthCheck, Minute, Now, PartitionRow, Passes, Status, WorkerRow,
+};
 use crate::queries::state::MessageStatus;
 use crate::queries::{Fetch, views};
 use serde::Deserialize;
@@ -22,7 +24,7 @@ pub struct MonitorSnapshot {
     pub now: Now,
     pub server: ServerFacts,
     pub status: Status,
-    pub health: Vec<Check>,
+    pub health: Vec<HealthCheck>,
     pub workers: Vec<WorkerRow>,
     /// Of the last minute.
     pub passes: Vec<Passes>,

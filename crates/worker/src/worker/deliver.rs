@@ -30,7 +30,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(30);
 
 /// A step of a pass. The number is the index of a destination.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum DeliveryStep {
     Serve(usize),
     SettleFirst(usize),
     Claim(usize),
@@ -42,7 +42,7 @@ struct Delivered {
     /// The number of messages taken.
     messages: usize,
     /// The steps that are left.
-    steps: VecDeque<Step>,
+    steps: VecDeque<DeliveryStep>,
     /// The destinations whose claims have begun.
     served: HashSet<usize>,
     /// The destinations that try a message alone.
@@ -96,7 +96,7 @@ impl<R: Runtime> Worker<R> {
         let mut steps: Vec<usize> = first.into_iter().chain(last).collect();
         // Who waits for memory comes first, so that all get some in turn.
         steps.sort_by_key(|index| self.destinations[*index].lacks_memory_since_ms().unwrap_or(u64::MAX));
-        delivered.steps = steps.into_iter().map(Step::Serve).collect();
+        delivered.steps = steps.into_iter().map(DeliveryStep::Serve).collect();
         if let Err(error) = self.bring_due(&mut delivered) {
             pause.shorten(self.common.runtime.failed(error)?);
         }
@@ -104,11 +104,11 @@ impl<R: Runtime> Worker<R> {
             self.receive(&mut delivered);
         }
         while let Some(step) = delivered.steps.pop_front() {
-            if self.common.runtime.is_ending() && !matches!(step, Step::Settle(_)) {
+            if self.common.runtime.is_ending() && !matches!(step, DeliveryStep::Settle(_)) {
                 continue;
             }
             // Not right before a claim: what must be settled before it would be missed.
-            if let Step::Serve(_) | Step::Settle(_) = step {
+            if let DeliveryStep::Serve(_) | DeliveryStep::Settle(_) = step {
                 self.keep_leases(&mut delivered, pause)?;
             }
             if self.may_wait(step) {
@@ -117,7 +117,7 @@ impl<R: Runtime> Worker<R> {
             // A step that fails does not stop those of other destinations.
             if let Err(error) = self.take_step(step, &mut delivered) {
                 pause.shorten(self.common.runtime.failed(error)?);
-                if matches!(step, Step::Settle(_)) && self.retry_at.is_some() {
+                if matches!(step, DeliveryStep::Settle(_)) && self.retry_at.is_some() {
                     break; // the database fails, not this destination alone
                 }
             }
@@ -164,11 +164,11 @@ impl<R: Runtime> Worker<R> {
     }
 
     /// Whether the step may wait for the disk or for a lock.
-    fn may_wait(&self, step: Step) -> bool {
+    fn may_wait(&self, step: DeliveryStep) -> bool {
         match step {
-            Step::Serve(_) => false,
-            Step::SettleFirst(_) | Step::Claim(_) => true,
-            Step::Settle(index) => self.destinations[index].is_settle_due(&self.common),
+            DeliveryStep::Serve(_) => false,
+            DeliveryStep::SettleFirst(_) | DeliveryStep::Claim(_) => true,
+            DeliveryStep::Settle(index) => self.destinations[index].is_settle_due(&self.common),
         }
     }
 
@@ -186,26 +186,26 @@ impl<R: Runtime> Worker<R> {
         Ok(())
     }
 
-    fn take_step(&mut self, step: Step, delivered: &mut Delivered) -> Result<(), R::Error> {
+    fn take_step(&mut self, step: DeliveryStep, delivered: &mut Delivered) -> Result<(), R::Error> {
         match step {
-            Step::Serve(index) => {
+            DeliveryStep::Serve(index) => {
                 self.destinations[index].give_back(&self.common);
                 delivered
                     .steps
                     .push_front(match self.destinations[index].must_settle() {
-                        true => Step::SettleFirst(index),
-                        false => Step::Claim(index),
+                        true => DeliveryStep::SettleFirst(index),
+                        false => DeliveryStep::Claim(index),
                     });
             }
-            Step::SettleFirst(index) => match self.settle_some(index)? {
+            DeliveryStep::SettleFirst(index) => match self.settle_some(index)? {
                 true => delivered.steps.push_front(step),
                 false => {
                     self.set_allowance(index, delivered);
-                    delivered.steps.push_front(Step::Claim(index));
+                    delivered.steps.push_front(DeliveryStep::Claim(index));
                 }
             },
-            Step::Claim(index) => {
-                delivered.steps.push_back(Step::Settle(index)); // also if nothing can be claimed
+            DeliveryStep::Claim(index) => {
+                delivered.steps.push_back(DeliveryStep::Settle(index)); // also if nothing can be claimed
                 delivered.served.insert(index);
                 if delivered.reports < REPORTS_MAX {
                     delivered.reports += usize::from(self.destinations[index].report(&self.common)?);
@@ -219,7 +219,7 @@ impl<R: Runtime> Worker<R> {
                 delivered.messages += messages;
                 delivered.wait_at_most(wait_ms);
             }
-            Step::Settle(index) => {
+            DeliveryStep::Settle(index) => {
                 if self.destinations[index].is_settle_due(&self.common) {
                     let had_room = self.destinations[index].has_room(&self.common);
                     if self.settle_some(index)? {
@@ -246,7 +246,7 @@ impl<R: Runtime> Worker<R> {
     fn join(&mut self, index: usize, delivered: &mut Delivered) {
         if self.wake(index) {
             self.set_allowance(index, delivered);
-            delivered.steps.push_back(Step::Serve(index));
+            delivered.steps.push_back(DeliveryStep::Serve(index));
         }
     }
 
