@@ -504,6 +504,22 @@ fn the_status_costs_no_more_while_messages_wait_in_every_lane_than_while_none_do
 }
 
 #[test]
+fn no_view_that_is_polled_looks_so_expensive_that_it_is_compiled() {
+    let cluster = quiet_cluster();
+    let mut client = cluster.connect(DB);
+    client.run("create server hook foreign data wrapper outbox_http options (url 'http://localhost')");
+    let limit: f64 = client.value("select current_setting('jit_above_cost')::float8");
+    for sql in POLLED {
+        let row = client
+            .query_one(&format!("explain (format json) {sql}"), &[])
+            .expect(sql);
+        let plan: Value = row.get(0);
+        let cost = plan[0]["Plan"]["Total Cost"].as_f64().expect("a cost");
+        assert!(cost < limit, "{sql}: {cost} of {limit}");
+    }
+}
+
+#[test]
 fn the_views_cost_the_same_beside_thousands_of_functions_and_views_of_users() {
     const BLOCKS_MAX: i64 = 10_000; // of catalogs, mostly: the health asks for the owner of each object of the extension
     let cluster = quiet_cluster();

@@ -240,7 +240,7 @@ fn a_fast_path_in_flight_message_cannot_be_discarded() {
     let (mut client, mut other) = (cluster.connect(DB), cluster.connect(DB));
     let held = block_claims(&mut other);
     let seq = client.publish("in flight");
-    let in_flight = "select in_flight = 1 from outbox_status";
+    let in_flight = "select in_flight = 1 from outbox_internal.counters";
     wait_true(&cluster, "the message to be in flight", in_flight);
     let error = client
         .query_one("select outbox_discard($1)", &[&seq])
@@ -265,8 +265,12 @@ fn a_fast_path_in_flight_message_behaves_like_a_claimed_one() {
             .query_one("select status from outbox_messages where seq = $1", &[&seq])
             .expect("the message")
             .get(0);
-        let counted: i64 = client.value("select in_flight from outbox_status");
-        let of_it: i64 = client.value("select in_flight from outbox_destination_status where destination = 'default'");
+        let counted: i64 = client.value("select in_flight from outbox_internal.counters");
+        let of_it: i64 = client.value(
+            "select in_flight from outbox_internal.shared_memory('statistics', 'default') f (
+               in_flight bigint, published bigint, failed bigint, dead bigint, released bigint, published_60s numeric,
+               since_us double precision, p50_ms numeric, p95_ms numeric, p99_ms numeric, pending bigint, max_pending bigint)",
+        );
         let retried: bool = client
             .query_one("select outbox_retry($1)", &[&seq])
             .expect("retry")
@@ -288,7 +292,7 @@ fn a_fast_path_in_flight_message_behaves_like_a_claimed_one() {
     wait_true(
         &cluster,
         "the message to be in flight",
-        "select in_flight = 1 from outbox_status",
+        "select in_flight = 1 from outbox_internal.counters",
     );
     let claimed = "select claim_token is not null from outbox";
     assert!(!cluster.query_one::<bool>(DB, claimed));

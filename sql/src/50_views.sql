@@ -212,13 +212,13 @@ comment on view @extschema@.outbox_worker_status is
   ' number of its destinations, and of those that it cannot reach. state = down only if it can reach none.';
 
 create view outbox_internal.destination_statistics as
-select d.destination, d.wrapper, d.options, d.paused, d.not_adopted, f.*
+select d.destination, d.wrapper, d.paused, d.not_adopted, f.*
 from outbox_internal.destinations() d
 left join lateral outbox_internal.shared_memory('statistics', d.destination) f (
   in_flight bigint, published bigint, failed bigint, dead bigint, released bigint, published_60s numeric,
   since_us double precision, p50_ms numeric, p95_ms numeric, p99_ms numeric, pending bigint, max_pending bigint) on true;
 comment on view outbox_internal.destination_statistics is
-  'All destinations, with their statistics; in_flight NULL = no worker counts. pending NULL = not counted, max_pending NULL ='
+  'All destinations, with their statistics but without their options, which may have a secret in a URL; in_flight NULL = no worker counts. pending NULL = not counted, max_pending NULL ='
   ' no limit.';
 
 create view @extschema@.outbox_destination_status as
@@ -809,11 +809,13 @@ left join lateral (
     and x.pid not in (select w.pid from @extschema@.outbox_workers w)
   limit 1) h on true
 left join lateral (
-  select trim_scale(round(d.published_60s / 60, 1)) as per_s, d.published_60s / 60 as rate,
-         (select 2 * substr(o, 13)::bigint from unnest(d.options) o where o like 'concurrency=%') as concurrency,
-         coalesce((select substr(o, 10) from unnest(d.options) o where o like 'max\_rate=%'),
-                  current_setting('outbox.max_rate', true))::bigint as most
-  from outbox_internal.destination_statistics d where d.destination = s.destination) p on true
+  select trim_scale(round(d.published_60s / 60, 1)) as per_s, d.published_60s / 60 as rate, o.concurrency,
+         coalesce(o.max_rate, current_setting('outbox.max_rate', true))::bigint as most
+  from outbox_internal.destination_statistics d cross join lateral (
+    select min(2 * substr(x, 13)::bigint) filter (where x like 'concurrency=%') as concurrency,
+           min(substr(x, 10)) filter (where x like 'max\_rate=%') as max_rate
+    from outbox_internal.destinations() i, unnest(i.options) x where i.destination = d.destination) o
+  where d.destination = s.destination) p on true
 left join lateral (
   select p.most
   -- A worker does not pass the rest of its share on to others.
@@ -823,45 +825,57 @@ left join lateral (
 comment on view outbox_internal.findings is
   'What is wrong, as data: the check that finds it, the destination if it is one, the code, and names and values by turns.';
 
+-- A function, so that the planner does not multiply its cost by the findings that it expects: above jit_above_cost the
+-- server compiles outbox_health for seconds.
+create function outbox_internal.facts(destination text)
+returns text[] language sql stable parallel safe set search_path = pg_catalog, pg_temp
+begin atomic
+  select array[
+    'destination', $1, 'wrapper', d.wrapper, 'server', case when d.server is not null then '' end, 'role', m.role,
+    'worker_role', current_setting('outbox.worker_role'), 'database', current_database()::text, 'database_settings', (
+      select string_agg(substr(split_part(c.setting, '=', 1), 8), ',')
+      from pg_db_role_setting s join pg_database x on x.oid = s.setdatabase, unnest(s.setconfig) c (setting)
+      where x.datname = current_database() and s.setrole = 0 and c.setting like 'outbox.%')] || o.texts
+  from (select) one
+  left join lateral ( -- not by destinations(): if that fails, this says why
+    select s.oid as server, s.srvoptions as options, w.fdwname::text as wrapper
+    from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
+    where s.srvname = $1::name and w.oid in (select x.oid from outbox_internal.wrappers x)
+      and (s.srvname <> 'default' or pg_has_role(s.srvowner, 'outbox_admin', 'usage'))) d on true
+  left join lateral ( -- the user mapping of the workers
+    select case u.umuser when 0 then 'PUBLIC' else quote_ident(u.usename) end as role, u.umoptions as options
+    from pg_user_mappings u
+    where u.srvid = d.server and (u.umuser = 0 or u.usename = current_setting('outbox.worker_role'))
+    order by u.umuser = 0 limit 1) m on true
+  cross join lateral (
+    select array_agg(v.text order by p.i, v.n) as texts
+    from (
+      select row_number() over () as i, x.pair
+      from (
+        select array['o_' || split_part(o.option, '=', 1), substr(o.option, strpos(o.option, '=') + 1)] as pair
+        from unnest(d.options) o (option)
+        union all
+        select array['m_' || split_part(o.option, '=', 1), ''] from unnest(m.options) o (option)
+        union all
+        select array['m_hidden', ''] where m.role is not null and m.options is null -- only superusers and owners see them
+        union all -- how many others are of the kind of the settings, and which options they have
+        select array[n.name, count(*)::text]
+        from pg_foreign_server o join pg_foreign_data_wrapper w on w.oid = o.srvfdw
+        cross join lateral (select 'others' as name
+                            union all select 'others_' || split_part(y, '=', 1) from unnest(o.srvoptions) y) n
+        where d.server is null and $1 = 'default' and o.srvname <> 'default'
+          and w.fdwname = (select k.wrapper from outbox_internal.kinds k where k.of_settings)
+        group by n.name) x) p
+    cross join lateral unnest(p.pair) with ordinality v (text, n)) o;
+end;
+comment on function outbox_internal.facts(text) is
+  'What the words of a finding may need of its destination (NULL = none) and of this database: names and values by turns.'
+  ' The options of its server begin with o_, the names of those of its user mapping with m_.';
+
 create view outbox_internal.problems as
 select f."check", f.destination, w.problem, w.remedy, f.code, f.args, w.commands
 from outbox_internal.findings f
-left join lateral ( -- not by destinations(): if that fails, this says why
-  select s.oid as server, s.srvoptions as options, w.fdwname::text as wrapper
-  from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
-  where s.srvname = f.destination::name and w.oid in (select x.oid from outbox_internal.wrappers x)
-    and (s.srvname <> 'default' or pg_has_role(s.srvowner, 'outbox_admin', 'usage'))) d on true
-left join lateral ( -- the user mapping of the workers
-  select case u.umuser when 0 then 'PUBLIC' else quote_ident(u.usename) end as role, u.umoptions as options
-  from pg_user_mappings u
-  where u.srvid = d.server and (u.umuser = 0 or u.usename = current_setting('outbox.worker_role'))
-  order by u.umuser = 0 limit 1) m on true
-cross join lateral (
-  select array_agg(v.text order by p.i, v.n) as texts
-  from (
-    select row_number() over () as i, x.pair
-    from (
-      select array['o_' || split_part(o.option, '=', 1), substr(o.option, strpos(o.option, '=') + 1)] as pair
-      from unnest(d.options) o (option)
-      union all
-      select array['m_' || split_part(o.option, '=', 1), ''] from unnest(m.options) o (option)
-      union all
-      select array['m_hidden', ''] where m.role is not null and m.options is null -- only superusers and owners see them
-      union all -- how many others are of the kind of the settings, and which options they have
-      select array[n.name, count(*)::text]
-      from pg_foreign_server o join pg_foreign_data_wrapper w on w.oid = o.srvfdw
-      cross join lateral (select 'others' as name
-                          union all select 'others_' || split_part(y, '=', 1) from unnest(o.srvoptions) y) n
-      where d.server is null and f.destination = 'default' and o.srvname <> 'default'
-        and w.fdwname = (select k.wrapper from outbox_internal.kinds k where k.of_settings)
-      group by n.name) x) p
-  cross join lateral unnest(p.pair) with ordinality v (text, n)) o
-cross join lateral outbox_internal.worded(f.code, f.args || array[
-  'destination', f.destination, 'wrapper', d.wrapper, 'server', case when d.server is not null then '' end, 'role', m.role,
-  'worker_role', current_setting('outbox.worker_role'), 'database', current_database()::text, 'database_settings', (
-    select string_agg(substr(split_part(c.setting, '=', 1), 8), ',')
-    from pg_db_role_setting s join pg_database x on x.oid = s.setdatabase, unnest(s.setconfig) c (setting)
-    where x.datname = current_database() and s.setrole = 0 and c.setting like 'outbox.%')] || o.texts) w;
+cross join lateral outbox_internal.worded(f.code, f.args || outbox_internal.facts(f.destination)) w;
 comment on view outbox_internal.problems is
   'The findings in words: the problem, the remedy, and the commands in the remedy as a JSON array.';
 

@@ -110,7 +110,7 @@ grant select on
   outbox_internal.blockers, outbox_internal.first_pending, outbox_internal.first_shown,
   outbox_internal.counters, outbox_internal.dead_counts, outbox_internal.first_dead, outbox_internal.server,
   outbox_internal.destination_statistics, outbox_internal.event_times, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.connections,
-  outbox_internal.kinds, outbox_internal.findings, outbox_internal.problems, outbox_internal.definer_functions, outbox_internal.installed_functions
+  outbox_internal.wrappers, outbox_internal.kinds, outbox_internal.findings, outbox_internal.problems, outbox_internal.definer_functions, outbox_internal.installed_functions
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded, @extschema@.outbox_open_transactions, @extschema@.outbox_not_adopted,
@@ -121,7 +121,7 @@ grant execute on function
 grant execute on function
   outbox_internal.shared_memory, outbox_internal.not_adopted, outbox_internal.source_problem,
   outbox_internal.history_partitions, outbox_internal.system_identifier, outbox_internal.schema_problem,
-  outbox_internal.worded, outbox_internal.kind_texts, outbox_internal.mapping_problem,
+  outbox_internal.worded, outbox_internal.facts, outbox_internal.kind_texts, outbox_internal.mapping_problem,
   outbox_internal.server_workers, outbox_internal.has_ended, outbox_internal.leases_last,
   outbox_internal.claims_last, outbox_internal.destinations, outbox_internal.blocked_lanes, outbox_internal.request_recheck,
   outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.message_rows, outbox_internal.obstacles,
@@ -129,18 +129,15 @@ grant execute on function
   to outbox_monitor;
 
 -- The views read the tables as their owner. If that role loses its superuser rights, outbox_health can still say so.
-do $owner$
-declare
-  member regclass;
-begin
-  for member in
-    select c.oid from pg_class c join outbox_internal.members m on m.classid = 'pg_class'::regclass and m.objid = c.oid
-    where c.relkind in ('r', 'p', 'S')
-  loop
-    execute format('grant select on %s to %I', member, current_user);
-  end loop;
-end
-$owner$;
+grant select on
+  @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_dead, @extschema@.outbox_history,
+  @extschema@.outbox_history_default, @extschema@.outbox_events, @extschema@.outbox_attempts_log, @extschema@.outbox_audit,
+  @extschema@.outbox_inbox, @extschema@.outbox_inbox_owners, @extschema@.outbox_partitions, @extschema@.outbox_workers,
+  @extschema@.outbox_connections, @extschema@.outbox_paused, @extschema@.outbox_settings, @extschema@.outbox_identity,
+  @extschema@.outbox_source, @extschema@.outbox_source_changes, @extschema@.outbox_subscriptions,
+  outbox_internal.destination_owners
+  to current_user;
+grant select on sequence @extschema@.outbox_events_seq_seq to current_user;
 
 -- ---- outbox_admin, outbox_consumer ----------------------------------------------------------------------------------
 

@@ -99,6 +99,7 @@ fn no_overload_is_called_by_workers_or_by_commands_of_users() {
     // outbox_health calls these only for a problem.
     for (name, given) in [
         ("worded", &[("code", "''"), ("args", "'{}'::text[]")][..]),
+        ("facts", &[("destination", "'default'")]),
         ("message_rows", &[("of_seq", "1")]),
         ("obstacles", &[("messages", "'[]'")]),
         (
