@@ -46,7 +46,16 @@ def new_page(browser, width=1280, height=900, scheme="light"):
 def open_page(page, path):
     page.goto(URL + path)
     # The stream has delivered a live part.
-    page.wait_for_function("document.getElementById('pulse').textContent.includes('UTC')")
+    page.locator("#pulse", has_text="UTC").wait_for()
+
+
+def wait(page, condition):
+    """A condition of Playwright that is text would be evaluated, which the page forbids."""
+    for _ in range(300):
+        if condition():
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError("waited in vain")
 
 
 def no_faults(page, where):
@@ -224,7 +233,7 @@ def dead_letters_of_one_cause_are_one_line(browser):
     expect(lines).to_have_count(12)
     page.set_viewport_size({"width": 1280, "height": 400})
     page.mouse.wheel(0, 600)
-    page.wait_for_function("scrollY > 300")
+    wait(page, lambda: page.evaluate("scrollY") > 300)
     assert page.locator("th", has_text="Seq").bounding_box()["y"] >= 0, "the head is out of sight"
     page.get_by_role("link", name="by cause").first.click()
     expect(lines).to_have_count(1)
