@@ -19,7 +19,7 @@ refuse() {
 }
 [ -z "$(git status --porcelain)" ] || refuse "there are changes that are not committed"
 grep -q "^## \[$version\]" CHANGELOG.md || refuse "CHANGELOG.md has no section [$version]"
-! grep -q '^## \[Unreleased\]' CHANGELOG.md || refuse "CHANGELOG.md has changes in [Unreleased]"
+! grep -q "^## \[$version\] - unreleased" CHANGELOG.md || refuse "CHANGELOG.md has no date for $version"
 ! grep -q '\.invalid' META.json || refuse "META.json has no address yet: replace those that end in .invalid"
 ! git rev-parse -q --verify "refs/tags/v$version" >/dev/null || refuse "the tag v$version exists"
 

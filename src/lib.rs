@@ -30,7 +30,7 @@ pgrx::pg_module_magic!(name, version);
 
 // `cargo pgrx package` and `install` write the install script from the library, over an existing file. This line makes
 // it the same script that `make install` copies.
-pgrx::extension_sql_file!("../sql/outbox--0.2.0.sql", name = "install_script");
+pgrx::extension_sql_file!("../sql/outbox--0.3.0.sql", name = "install_script");
 
 /// Called when the library is loaded: by the postmaster (shared_preload_libraries), or without preload by a backend
 /// that calls a function of the extension. Enqueue then works, but there is no shared memory and no worker.

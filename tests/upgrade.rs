@@ -1,6 +1,6 @@
 //! Tests of an upgrade: `alter extension outbox update` under load gives what a fresh install gives and loses nothing,
-//! and a library and an extension of different versions deliver and say so. The update is that to a next version, which
-//! upgrade/next.rs makes.
+//! and a library and an extension of different versions deliver and say so. Most tests update to a next version, which
+//! upgrade/next.rs makes; one updates to this version.
 
 mod next;
 
@@ -21,6 +21,8 @@ use support::{
 use self::next::{NEXT, Next};
 
 const OWN: &str = env!("CARGO_PKG_VERSION");
+/// The versions that an update leads from.
+const EARLIER: [&str; 1] = ["0.2.0"];
 const CATALOG: &str = include_str!("upgrade/catalog.sql");
 
 /// Lines of postgresql.conf: the broker, reached through the proxy at this port, and the exchange.
@@ -125,6 +127,28 @@ fn an_update_under_load_gives_a_fresh_install_and_delivers_every_message() {
     cluster.exec(DB, "create database fresh");
     cluster.exec("fresh", "create extension outbox");
     assert_equal(&cluster, DB, "fresh");
+}
+
+#[test]
+fn an_update_from_each_earlier_version_gives_a_fresh_install_and_delivers_what_waits() {
+    let broker = Broker::shared();
+    let (exchange, _queue) = exchange_and_queue(broker);
+    let [url, name] = configuration(broker, broker.port(), &exchange);
+    for earlier in EARLIER {
+        let conf = [url.clone(), name.clone(), "outbox.enabled = off".to_owned()];
+        let cluster = start(Cluster::builder(), &conf);
+        cluster.exec(DB, &format!("create extension outbox version '{earlier}'"));
+        cluster.publish(Event::new("waits").key("1"));
+        cluster.exec(DB, "alter extension outbox update");
+        assert_eq!(version(&cluster), OWN);
+        cluster.publish(Event::new("follows").key("1"));
+        cluster.set_conf("outbox.enabled", "on");
+        wait_published(&cluster, 2);
+        wait_healthy(&cluster, "version");
+        cluster.exec(DB, "create database fresh");
+        cluster.exec("fresh", "create extension outbox");
+        assert_equal(&cluster, DB, "fresh");
+    }
 }
 
 /// The extension is the same in both databases.

@@ -10,7 +10,7 @@ use support::{Installation, process};
 
 use super::OWN;
 
-pub const NEXT: &str = "0.3.0";
+pub const NEXT: &str = "0.4.0";
 
 /// What it changes: file, text, and the text in its place.
 const CHANGES: &[(&str, &str, &str)] = &[
