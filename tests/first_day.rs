@@ -241,20 +241,8 @@ fn an_unroutable_message_names_the_exchange_and_the_routing_key_that_no_queue_is
 
 /// Runs outboxctl on the database of a cluster. Returns the exit code and the standard error.
 fn outboxctl(cluster: &Cluster, arguments: &[&str]) -> (Option<i32>, String) {
-    let output = std::process::Command::new(support::program::outboxctl())
-        .args(arguments)
-        .args([
-            "-h",
-            "127.0.0.1",
-            "-U",
-            "postgres",
-            "-d",
-            DB,
-            "-p",
-            &cluster.port().to_string(),
-        ])
-        .output()
-        .expect("run outboxctl");
+    let mut command = support::program::outboxctl_at(cluster, arguments);
+    let output = command.output().expect("run outboxctl");
     (
         output.status.code(),
         String::from_utf8_lossy(&output.stderr).into_owned(),

@@ -9,7 +9,6 @@ mod monitor;
 use monitor::Monitor;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 use support::{
@@ -67,13 +66,8 @@ fn listen(mut stream: TcpStream, heard: &Sender<(String, String)>) -> Option<()>
 }
 
 fn outboxctl(cluster: &Cluster, arguments: &[&str]) -> String {
-    let port = cluster.port().to_string();
-    let output = Command::new(support::program::outboxctl())
-        .args(arguments)
-        .args(["-h", "127.0.0.1", "-U", "postgres", "-d", DB, "-p", &port])
-        .env("COLUMNS", "120")
-        .output()
-        .expect("run outboxctl");
+    let mut command = support::program::outboxctl_at(cluster, arguments);
+    let output = command.env("COLUMNS", "120").output().expect("run outboxctl");
     assert!(output.status.success(), "{arguments:?}: {output:?}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }

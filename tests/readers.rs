@@ -2,7 +2,6 @@
 //! `outboxctl status`, `show` and `top`, the page, and the metrics, on which the alerts stand.
 
 use serde_json::Value;
-use std::process::Command;
 use support::{
     Broker, Cluster, DB, LONG, exchange_and_queue, outbox_cluster, wait_healthy, wait_published, wait_stats, wait_true,
     wait_until,
@@ -92,12 +91,8 @@ const FAULTS: [Fault; 7] = [
 ];
 
 fn outboxctl(cluster: &Cluster, arguments: &[&str]) -> (bool, String) {
-    let port = cluster.port().to_string();
-    let output = Command::new(support::program::outboxctl())
-        .args(arguments)
-        .args(["-h", "127.0.0.1", "-U", "postgres", "-d", DB, "-p", &port])
-        .output()
-        .expect("run outboxctl");
+    let mut command = support::program::outboxctl_at(cluster, arguments);
+    let output = command.output().expect("run outboxctl");
     (
         output.status.success(),
         String::from_utf8_lossy(&output.stdout).into_owned(),

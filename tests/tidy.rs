@@ -364,7 +364,7 @@ fn the_scripts_are_what_make_sql_makes() {
 
 /// The install scripts of released versions, with their checksums (sha256sum). Databases have what they made, and
 /// updates begin with that.
-const RELEASED: &[(&str, &str)] = &[(
+pub const RELEASED: &[(&str, &str)] = &[(
     "0.2.0",
     "45360a56e906a58a726d4f7448c001f64f58522c4bb38f275816e8d49441c648",
 )];

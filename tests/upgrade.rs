@@ -19,10 +19,9 @@ use support::{
 };
 
 use self::next::{NEXT, Next};
+use crate::tidy::RELEASED;
 
 const OWN: &str = env!("CARGO_PKG_VERSION");
-/// The versions that an update leads from.
-const EARLIER: [&str; 1] = ["0.2.0"];
 const CATALOG: &str = include_str!("upgrade/catalog.sql");
 
 /// Lines of postgresql.conf: the broker, reached through the proxy at this port, and the exchange.
@@ -134,7 +133,7 @@ fn an_update_from_each_earlier_version_gives_a_fresh_install_and_delivers_what_w
     let broker = Broker::shared();
     let (exchange, _queue) = exchange_and_queue(broker);
     let [url, name] = configuration(broker, broker.port(), &exchange);
-    for earlier in EARLIER {
+    for (earlier, _) in RELEASED {
         let conf = [url.clone(), name.clone(), "outbox.enabled = off".to_owned()];
         let cluster = start(Cluster::builder(), &conf);
         cluster.exec(DB, &format!("create extension outbox version '{earlier}'"));

@@ -1,5 +1,6 @@
 //! The paths of the program `outboxctl` and of the packages of the examples. Called by the tests that run them.
 
+use crate::{Cluster, DB};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -18,6 +19,16 @@ pub fn outboxctl() -> PathBuf {
         program.display()
     );
     program
+}
+
+/// outboxctl with these arguments, as the superuser in the database of the tests.
+pub fn outboxctl_at(cluster: &Cluster, arguments: &[&str]) -> Command {
+    let port = cluster.port().to_string();
+    let mut command = Command::new(outboxctl());
+    command
+        .args(arguments)
+        .args(["-h", "127.0.0.1", "-U", "postgres", "-d", DB, "-p", &port]);
+    command
 }
 
 /// The directory with the packages that examples/ and programs of the docs import. `python` is a venv; `node` and
