@@ -204,7 +204,9 @@ lint: tools ## formatting and clippy, warnings denied
 	PGRX_PG_CONFIG_PATH=$(PG_CONFIG_PATH) CARGO_TARGET_DIR=$(PG_TARGET) \
 	  $(CARGO) clippy $(EXTENSION) -- -D warnings
 
-deny: ## licences, advisories and sources of the dependencies, with cargo-deny; FLAGS="licenses bans sources" needs no network
+deny: ctl-tools ## licences, advisories and sources of the dependencies, with cargo-deny; FLAGS="licenses bans sources" needs no network
+	@command -v cargo-deny >/dev/null 2>&1 || { \
+	  echo "outbox: installing cargo-deny with cargo, which takes some minutes" && $(CARGO) install --locked --quiet cargo-deny; }
 	$(CARGO) deny --locked check $(FLAGS)
 
 fmt: ## format all code
