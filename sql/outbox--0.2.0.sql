@@ -4806,8 +4806,8 @@ left join lateral outbox_internal.shared_memory('statistics', d.destination) f (
   in_flight bigint, published bigint, failed bigint, dead bigint, released bigint, published_60s numeric,
   since_us double precision, p50_ms numeric, p95_ms numeric, p99_ms numeric, pending bigint, max_pending bigint) on true;
 comment on view outbox_internal.destination_statistics is
-  'All destinations, with their statistics but without their options, which may have a secret in a URL; in_flight NULL = no worker counts. pending NULL = not counted, max_pending NULL ='
-  ' no limit.';
+  'All destinations, with their statistics but without their options, which may have a secret in a URL; in_flight NULL = no'
+  ' worker counts. pending NULL = not counted, max_pending NULL = no limit.';
 
 create view @extschema@.outbox_destination_status as
 with live as (
@@ -5039,6 +5039,67 @@ comment on view @extschema@.outbox_errors is
   'What failed recently, one row a cause, the most recent first, 100 causes at most. A row has the destination,'
   ' kind, the error with # for numbers and ids, how often, first and last time, and the last message. If the'
   ' destination went down last_seq is NULL.';
+
+-- A function, so that the planner does not multiply its cost by the findings that it expects: above jit_above_cost the
+-- server compiles outbox_health for seconds.
+create function outbox_internal.facts(destination text)
+returns text[] language sql stable parallel safe set search_path = pg_catalog, pg_temp
+begin atomic
+  select array[
+    'destination', $1, 'wrapper', d.wrapper, 'server', case when d.server is not null then '' end, 'role', m.role,
+    'worker_role', current_setting('outbox.worker_role'), 'database', current_database()::text, 'database_settings', (
+      select string_agg(substr(split_part(c.setting, '=', 1), 8), ',')
+      from pg_db_role_setting s join pg_database x on x.oid = s.setdatabase, unnest(s.setconfig) c (setting)
+      where x.datname = current_database() and s.setrole = 0 and c.setting like 'outbox.%')] || o.texts
+  from (select) one
+  left join lateral ( -- not by destinations(): if that fails, this says why
+    select s.oid as server, s.srvoptions as options, w.fdwname::text as wrapper
+    from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
+    where s.srvname = $1::name and w.oid in (select x.oid from outbox_internal.wrappers x)
+      and (s.srvname <> 'default' or pg_has_role(s.srvowner, 'outbox_admin', 'usage'))) d on true
+  left join lateral ( -- the user mapping of the workers
+    select case u.umuser when 0 then 'PUBLIC' else quote_ident(u.usename) end as role, u.umoptions as options
+    from pg_user_mappings u
+    where u.srvid = d.server and (u.umuser = 0 or u.usename = current_setting('outbox.worker_role'))
+    order by u.umuser = 0 limit 1) m on true
+  cross join lateral (
+    select array_agg(v.text order by p.i, v.n) as texts
+    from (
+      select row_number() over () as i, x.pair
+      from (
+        select array['o_' || split_part(o.option, '=', 1), substr(o.option, strpos(o.option, '=') + 1)] as pair
+        from unnest(d.options) o (option)
+        union all
+        select array['m_' || split_part(o.option, '=', 1), ''] from unnest(m.options) o (option)
+        union all
+        select array['m_hidden', ''] where m.role is not null and m.options is null -- only superusers and owners see them
+        union all -- how many others are of the kind of the settings, and which options they have
+        select array[n.name, count(*)::text]
+        from pg_foreign_server o join pg_foreign_data_wrapper w on w.oid = o.srvfdw
+        cross join lateral (select 'others' as name
+                            union all select 'others_' || split_part(y, '=', 1) from unnest(o.srvoptions) y) n
+        where d.server is null and $1 = 'default' and o.srvname <> 'default'
+          and w.fdwname = (select k.wrapper from outbox_internal.kinds k where k.of_settings)
+        group by n.name) x) p
+    cross join lateral unnest(p.pair) with ordinality v (text, n)) o;
+end;
+comment on function outbox_internal.facts(text) is
+  'What the words of a finding may need of its destination (NULL = none) and of this database: names and values by turns.'
+  ' The options of its server begin with o_, the names of those of its user mapping with m_.';
+
+create view outbox_internal.unroutable as
+select m.seq, m.destination, w.remedy
+from (select x.seq, x.destination, x.partition, x.key, x.error_code from @extschema@.outbox_waiting x
+      union all
+      select x.seq, x.destination, x.partition, x.key, x.error_code from @extschema@.outbox_dead x) m
+left join @extschema@.outbox_events e on e.seq = m.seq and not exists (select from @extschema@.outbox_source)
+cross join lateral outbox_internal.worded('unroutable', array[
+  'key', m.key, 'label', outbox_internal.partition_label(m.partition::integer), 'e_type', e.type,
+  'e_aggregate_type', e.aggregate_type, 'e_aggregate_id', e.aggregate_id, 'e_operation', e.operation,
+  'e_headers', e.headers::text] || outbox_internal.facts(m.destination)) w
+where m.error_code = 'unroutable';
+comment on view outbox_internal.unroutable is
+  'What lets a message be routed that was not, with its address. Of an event of a source that is not known.';
 
 -- The planner gives a condition on "check" to each part below, and so runs only that one. It does so to none if a part ends
 -- with LIMIT. It evaluates a setting that a condition compares with a column. In a session that has not loaded the library
@@ -5304,7 +5365,9 @@ union all
 select 'retrying', null, 'retrying',
        array['count', case when r.n = 10000 then '10000 or more' else r.n::text end, 'seq', w.seq::text,
              'destination', w.destination, 'since', date_trunc('seconds', w.enqueued_at)::text, 'error', w.last_error,
-             'unroutable', case w.error_code when 'unroutable' then '' end]
+             'unroutable', case w.error_code when 'unroutable' then (
+               select u.remedy from outbox_internal.unroutable u
+               where u.seq = w.seq and u.destination = w.destination) end]
 from (select x.* from @extschema@.outbox_waiting x where x.state = 'b' and x.attempts >= 3 order by x.seq limit 1) w
 cross join (select count(*) as n from (select from @extschema@.outbox_waiting x
                                        where x.state = 'b' and x.attempts >= 3 limit 10000) x) r
@@ -5312,7 +5375,9 @@ union all
 select 'dead letters', null, 'dead_letters',
        array['count', case when c.dead = 10000 then '10000 or more' else c.dead::text end, 'error', d.reason,
              'seq', d.seq::text, 'destination', d.destination,
-             'unroutable', case d.error_code when 'unroutable' then '' end,
+             'unroutable', case d.error_code when 'unroutable' then (
+               select u.remedy from outbox_internal.unroutable u
+               where u.seq = d.seq and u.destination = d.destination) end,
              'refused', case when d.error_code in ('refused', 'unsendable') then '' end]
 from outbox_internal.dead_counts c
 left join lateral (
@@ -5412,53 +5477,6 @@ left join lateral (
       select count(*) from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()))) r on true;
 comment on view outbox_internal.findings is
   'What is wrong, as data: the check that finds it, the destination if it is one, the code, and names and values by turns.';
-
--- A function, so that the planner does not multiply its cost by the findings that it expects: above jit_above_cost the
--- server compiles outbox_health for seconds.
-create function outbox_internal.facts(destination text)
-returns text[] language sql stable parallel safe set search_path = pg_catalog, pg_temp
-begin atomic
-  select array[
-    'destination', $1, 'wrapper', d.wrapper, 'server', case when d.server is not null then '' end, 'role', m.role,
-    'worker_role', current_setting('outbox.worker_role'), 'database', current_database()::text, 'database_settings', (
-      select string_agg(substr(split_part(c.setting, '=', 1), 8), ',')
-      from pg_db_role_setting s join pg_database x on x.oid = s.setdatabase, unnest(s.setconfig) c (setting)
-      where x.datname = current_database() and s.setrole = 0 and c.setting like 'outbox.%')] || o.texts
-  from (select) one
-  left join lateral ( -- not by destinations(): if that fails, this says why
-    select s.oid as server, s.srvoptions as options, w.fdwname::text as wrapper
-    from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
-    where s.srvname = $1::name and w.oid in (select x.oid from outbox_internal.wrappers x)
-      and (s.srvname <> 'default' or pg_has_role(s.srvowner, 'outbox_admin', 'usage'))) d on true
-  left join lateral ( -- the user mapping of the workers
-    select case u.umuser when 0 then 'PUBLIC' else quote_ident(u.usename) end as role, u.umoptions as options
-    from pg_user_mappings u
-    where u.srvid = d.server and (u.umuser = 0 or u.usename = current_setting('outbox.worker_role'))
-    order by u.umuser = 0 limit 1) m on true
-  cross join lateral (
-    select array_agg(v.text order by p.i, v.n) as texts
-    from (
-      select row_number() over () as i, x.pair
-      from (
-        select array['o_' || split_part(o.option, '=', 1), substr(o.option, strpos(o.option, '=') + 1)] as pair
-        from unnest(d.options) o (option)
-        union all
-        select array['m_' || split_part(o.option, '=', 1), ''] from unnest(m.options) o (option)
-        union all
-        select array['m_hidden', ''] where m.role is not null and m.options is null -- only superusers and owners see them
-        union all -- how many others are of the kind of the settings, and which options they have
-        select array[n.name, count(*)::text]
-        from pg_foreign_server o join pg_foreign_data_wrapper w on w.oid = o.srvfdw
-        cross join lateral (select 'others' as name
-                            union all select 'others_' || split_part(y, '=', 1) from unnest(o.srvoptions) y) n
-        where d.server is null and $1 = 'default' and o.srvname <> 'default'
-          and w.fdwname = (select k.wrapper from outbox_internal.kinds k where k.of_settings)
-        group by n.name) x) p
-    cross join lateral unnest(p.pair) with ordinality v (text, n)) o;
-end;
-comment on function outbox_internal.facts(text) is
-  'What the words of a finding may need of its destination (NULL = none) and of this database: names and values by turns.'
-  ' The options of its server begin with o_, the names of those of its user mapping with m_.';
 
 create view outbox_internal.problems as
 select f."check", f.destination, w.problem, w.remedy, f.code, f.args, w.commands
@@ -5882,7 +5900,8 @@ begin atomic
     cross join lateral outbox_internal.worded('message_' || m.status, array[
       'seq', m.seq::text, 'destination', m.destination, 'error', m.last_error,
       'at', date_trunc('seconds', m.available_at)::text, 'blocks', case when m.blocks then '' end,
-      m.error_code, '']) w
+      m.error_code, case m.error_code when 'unroutable' then (
+        select u.remedy from outbox_internal.unroutable u where u.seq = m.seq and u.destination = m.destination) else '' end]) w
     where m.status in ('dead', 'scheduled', 'retrying')
   )
   select x.destination, x.reason, x.why, x.remedy, x.behind, x.commands
@@ -6837,7 +6856,8 @@ grant select on
   outbox_internal.blockers, outbox_internal.first_pending, outbox_internal.first_shown,
   outbox_internal.counters, outbox_internal.dead_counts, outbox_internal.first_dead, outbox_internal.server,
   outbox_internal.destination_statistics, outbox_internal.event_times, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.connections,
-  outbox_internal.wrappers, outbox_internal.kinds, outbox_internal.findings, outbox_internal.problems, outbox_internal.definer_functions, outbox_internal.installed_functions
+  outbox_internal.wrappers, outbox_internal.kinds, outbox_internal.findings,
+  outbox_internal.problems, outbox_internal.unroutable, outbox_internal.definer_functions, outbox_internal.installed_functions
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded, @extschema@.outbox_open_transactions, @extschema@.outbox_not_adopted,

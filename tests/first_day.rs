@@ -237,6 +237,14 @@ fn an_unroutable_message_names_the_exchange_and_the_routing_key_that_no_queue_is
         &format!("select count(*) from outbox_errors where kind = 'unroutable' and message like '%{wanted}%'"),
     );
     assert_eq!(groups, 1);
+    // A monitor may not read events.
+    cluster.exec(DB, "create role eyes login; grant outbox_monitor to eyes");
+    let mut eyes = cluster.connect(DB);
+    eyes.batch_execute("set role eyes").expect("a monitor");
+    let row = eyes.query_one("select remedy from outbox_why(1) where reason = 'retrying'", &[]);
+    let remedy: String = row.expect("a reason").get(0);
+    let wanted = "bind a queue to exchange \"events\" for routing key \"invoice.issued\"; then select outbox_retry(1, ";
+    assert!(remedy.starts_with(wanted), "{remedy}");
 }
 
 /// Runs outboxctl on the database of a cluster. Returns the exit code and the standard error.

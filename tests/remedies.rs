@@ -494,6 +494,11 @@ fn a_message_that_fails_is_retried_by_the_command_of_each_check() {
     };
     lose("add max_attempts '2147483647', add retry_backoff '1ms', add retry_backoff_max '10ms'");
     let text = remedy(cluster, "retrying", None, "unroutable");
+    let exchange = &site.names[1];
+    assert!(
+        text.starts_with(&format!("bind a queue to exchange \"{exchange}\" for routing key \"")),
+        "{text:?}"
+    );
     cluster.exec(DB, command(&text));
     site.broker.bind(&site.names[1], &site.names[1], "#");
     cluster.exec(

@@ -366,7 +366,7 @@ fn the_scripts_are_what_make_sql_makes() {
 /// updates begin with that.
 pub const RELEASED: &[(&str, &str)] = &[(
     "0.2.0",
-    "45360a56e906a58a726d4f7448c001f64f58522c4bb38f275816e8d49441c648",
+    "55f0e512b9d71a0ef3352f4cfdecde9532c9af5a94fd4f57a62864ac552770b1",
 )];
 
 #[test]

@@ -62,7 +62,7 @@ fn each_message_has_the_reasons_that_hold_it_back_the_most_specific_first() {
     assert!(why.ends_with(": no queue"), "{why}");
     assert_eq!(
         remedy,
-        "bind a queue for it, as the error says; then select outbox_retry(3, 'default')"
+        "bind a queue to exchange \"x\" for routing key \"order.\"; then select outbox_retry(3, 'default')"
     );
     let dead = [
         "dead",

@@ -186,7 +186,8 @@ begin atomic
     cross join lateral outbox_internal.worded('message_' || m.status, array[
       'seq', m.seq::text, 'destination', m.destination, 'error', m.last_error,
       'at', date_trunc('seconds', m.available_at)::text, 'blocks', case when m.blocks then '' end,
-      m.error_code, '']) w
+      m.error_code, case m.error_code when 'unroutable' then (
+        select u.remedy from outbox_internal.unroutable u where u.seq = m.seq and u.destination = m.destination) else '' end]) w
     where m.status in ('dead', 'scheduled', 'retrying')
   )
   select x.destination, x.reason, x.why, x.remedy, x.behind, x.commands

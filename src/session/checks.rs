@@ -12,6 +12,7 @@ use outbox_core::envelope;
 use outbox_core::message::Event;
 use outbox_core::partition::Partition;
 use outbox_core::route::Template;
+use outbox_core::template::Values;
 use outbox_transport::described::address_template;
 use outbox_transport::kind::Kind;
 use outbox_transport::kinds::{KINDS, forms};
@@ -171,6 +172,13 @@ pub fn check_event(event: &Event, (kind, template): &(&'static Kind, Template)) 
     if let Some(key) = &key {
         envelope::check_short(AGGREGATE_KEY, key)?;
     }
-    envelope::check_address(&kind.form, forms(), template, event, key.as_deref())?;
+    let values = Values {
+        event,
+        key: key.as_deref(),
+        partition: Partition::LAST,
+        destination: "default",
+        headers: &[],
+    };
+    envelope::address_of(&kind.form, forms(), template, values)?;
     Ok(key)
 }

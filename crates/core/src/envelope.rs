@@ -1,6 +1,6 @@
 //! Makes one [`Publication`] of an event and its pointer. The worker calls it on its main thread for each claimed row,
 //! after the claim's transaction has ended. The enqueuing functions call [`check_headers`], [`check_short`] and
-//! [`check_address`], so that an event that cannot be sent is refused at the call.
+//! [`address_of`], so that an event that cannot be sent is refused at the call.
 //!
 //! The body has the same bytes on each retry: values that differ between attempts (attempt, lease epoch) are only in
 //! headers. The envelope is the JSON of the whole event; columns that are NULL are absent.
@@ -11,7 +11,6 @@ use crate::format::Format;
 use crate::headers;
 use crate::json::{Member, Members, not_json, raw, written};
 use crate::message::{Event, Pointer, Properties, Publication};
-use crate::partition::Partition;
 use crate::route::Route;
 use crate::template::{Template, Values};
 use crate::text::Text;
@@ -84,25 +83,13 @@ pub fn publication(
     })
 }
 
-/// Checks what can be checked at enqueue: the user's headers with [`check_headers`], and the address that `template` makes
-/// of the event. `form`: that of its destination; `forms`: those of all that it may have.
+/// The address that `template` makes of an event; `values.headers` are read from it. `form`: that of its destination;
+/// `forms`: those of all that it may have.
 ///
-/// # Errors [`Refusal`] if the headers cannot be sent, or the address is too long.
-pub fn check_address(
-    form: &Form,
-    forms: &[&Form],
-    template: &Template,
-    event: &Event,
-    key: Option<&str>,
-) -> Result<(), Refusal> {
-    let values = Values {
-        event,
-        key,
-        partition: Partition::LAST,
-        destination: "default",
-        headers: &own_headers(event, forms)?,
-    };
-    address(form, template, &values).map(drop)
+/// # Errors [`Refusal`] if the user's headers cannot be sent, as in [`check_headers`], or the address is too long.
+pub fn address_of(form: &Form, forms: &[&Form], template: &Template, values: Values<'_>) -> Result<Text, Refusal> {
+    let headers = &own_headers(values.event, forms)?;
+    address(form, template, &Values { headers, ..values })
 }
 
 fn address(form: &Form, template: &Template, values: &Values<'_>) -> Result<Text, Refusal> {
@@ -184,6 +171,7 @@ mod tests {
     use crate::event::EVENT_BYTES_MAX;
     use crate::fixtures::{TYPED, bare_event, event, event_with, header, made, names, pointer, text};
     use crate::message::HeaderValue;
+    use crate::partition::Partition;
     use crate::route::Statics;
     use proptest::prelude::*;
     use serde_json::Value;
@@ -499,9 +487,14 @@ mod tests {
     #[test]
     fn an_address_is_checked_at_enqueue_with_the_users_headers() {
         let template = Template::parse("{partition}.{header:tenant|none}").unwrap();
+        let pointer = Pointer {
+            partition: Partition::LAST,
+            ..pointer()
+        };
         let check = |bytes: usize| {
             let event = event_with(|e| e.headers = Some(format!(r#"{{"tenant": "{}"}}"#, "t".repeat(bytes))));
-            check_address(TYPED, &[TYPED], &template, &event, None)
+            let values = Values::new(&pointer, &event, &[]);
+            address_of(TYPED, &[TYPED], &template, values).map(drop)
         };
         assert_eq!(check(255 - "p1023.".len()), Ok(()));
         assert!(

@@ -318,14 +318,14 @@ pub static CHECKS: &[Words] = &[
     words(
         "retrying",
         "{count} message(s) have failed three times or more, for example seq {seq} to {destination}, since {since}: {error}",
-        "[{unroutable:?}bind a queue for it, as the error says|`admin select seq, destination, attempts, last_error from \
+        "[{unroutable}|`admin select seq, destination, attempts, last_error from \
          outbox_messages where status = 'retrying'`; correct the cause]; then \
          `admin select outbox_retry({seq}, {destination:L})` tries immediately",
     ),
     words(
         "dead_letters",
         "{count} dead letter(s), for example: {error}",
-        "`admin select * from outbox_dead`; then [{unroutable:?}bind a queue for it, as the error says, and \
+        "`admin select * from outbox_dead`; then [{unroutable}, and \
          `admin select outbox_retry({seq}, {destination:L})`\
          |{refused:?}`admin select outbox_discard({seq}, {destination:L})`, or let the receiver take it, and \
          `admin select outbox_retry({seq}, {destination:L})`\
@@ -400,7 +400,7 @@ pub static CHECKS: &[Words] = &[
     words(
         "message_dead",
         "It was given up[{blocks:?}, and later messages of its key wait for it]: {error}",
-        "[{unroutable:?}bind a queue for it, as the error says; then `admin select outbox_retry({seq}, {destination:L})`\
+        "[{unroutable}; then `admin select outbox_retry({seq}, {destination:L})`\
          |{refused:?}it is refused as it is: `admin select outbox_discard({seq}, {destination:L})`, or let the receiver take it, \
          then `admin select outbox_retry({seq}, {destination:L})`\
          |{unsendable:?}it can never be sent as it is: `admin select outbox_discard({seq}, {destination:L})`, or correct its \
@@ -415,7 +415,7 @@ pub static CHECKS: &[Words] = &[
     words(
         "message_retrying",
         "Its last attempt failed, and the next one is due at {at}: {error}",
-        "[{unroutable:?}bind a queue for it, as the error says; then ]\
+        "[{unroutable}; then ]\
          `admin select outbox_retry({seq}, {destination:L})`",
     ),
     words(

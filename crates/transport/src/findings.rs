@@ -3,10 +3,18 @@
 
 use crate::down::NO_ANSWER;
 use crate::kind::Kind;
+use outbox_core::envelope::address_of;
+use outbox_core::event::Event;
 use outbox_core::finding::{Rendered, ValueLookup, Words, render, words};
 use outbox_core::findings::CHECKS;
+use outbox_core::partition::Partition;
+use outbox_core::template::{Template, Values};
+use outbox_core::text::Text;
+use std::borrow::Cow;
 
 pub static WORDS: &[Words] = &[
+    // Part of the remedy of a message. The values that begin with e_ describe its event.
+    words("unroutable", "", "let the {peer} take it"),
     words("connecting", "connecting to the {peer}", "wait a few seconds"),
     words(
         "unreachable",
@@ -146,9 +154,39 @@ pub fn worded(code: &str, value: ValueLookup, identifier: &dyn Fn(&str) -> Strin
     let of_kind = |name: &str| match name {
         "peer" => Some(kind.map_or("peer", |kind| kind.peer).into()),
         "wrapper" => kind.map(|kind| kind.wrapper.into()),
+        "place" => option_of(kind?.place?, value).filter(|place| !place.is_empty()),
+        "address" => address(kind?, value).map(|address| address.as_str().to_owned().into()),
         name => value(name),
     };
     [words.problem, words.remedy].map(|template| render(template, &of_kind, identifier))
+}
+
+/// An option of the destination, or the setting that counts without it.
+fn option_of<'a>(name: &str, value: ValueLookup<'a>) -> Option<Cow<'a, str>> {
+    value(&format!("o_{name}")).or_else(|| value(&format!("s_{name}")))
+}
+
+/// The address of the message that the values with `e_` describe.
+fn address(kind: &Kind, value: ValueLookup) -> Option<Text> {
+    let template = Template::parse(&option_of(kind.address?, value)?).ok()?;
+    let text = |name: &str| value(name).map(Cow::into_owned);
+    let event = Event {
+        kind: text("e_type")?,
+        aggregate_type: text("e_aggregate_type"),
+        aggregate_id: text("e_aggregate_id"),
+        operation: text("e_operation"),
+        headers: text("e_headers"),
+        ..Event::default()
+    };
+    let (key, destination) = (value("key"), value("destination")?);
+    let values = Values {
+        event: &event,
+        key: key.as_deref(),
+        partition: Partition::parse_label(&value("label")?).ok()?,
+        destination: &destination,
+        headers: &[],
+    };
+    address_of(&kind.form, &[&kind.form], &template, values).ok()
 }
 
 #[cfg(test)]

@@ -127,6 +127,11 @@ pub static WORDS: &[Words] = &[
         "on the broker, enable the plugin of the type: `peer rabbitmq-plugins enable {plugin}`",
     ),
     words(
+        "unroutable",
+        "",
+        "[bind a queue to exchange \"{place}\" for routing key \"{address}\"|bind a queue for it, as the error says]",
+    ),
+    words(
         "queue_refused",
         "a queue behind the exchange refuses the messages: {detail}",
         "see which queue is full: `peer rabbitmqctl list_queues name messages policy arguments`; consume its messages or raise \
