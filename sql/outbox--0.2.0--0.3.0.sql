@@ -17,9 +17,695 @@ begin
 end
 $library$;
 
+-- ---- functions, views, comments --------------------------------------------------------------------------------------
+
+create or replace function outbox_internal.make_ready(
+  tids tid[], out destination text, out partition smallint, out seq bigint, out tid tid
+) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+  for destination, partition, seq, tid in
+    with gone as (
+      delete from @extschema@.outbox_waiting w where w.ctid = any (tids)
+      returning w.seq,
+                -- The time of a scheduled message begins when it is due.
+                case when w.state = 's' then greatest(w.enqueued_at, least(w.due_at, clock_timestamp())) else w.enqueued_at end
+                  as enqueued_at,
+                w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at, w.error_code
+    )
+    insert into @extschema@.outbox as o
+      (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at, error_code)
+    select g.* from gone g
+    on conflict do nothing
+    returning o.destination, o.partition, o.seq, o.ctid
+  loop
+    perform outbox_internal.record_shown(destination, partition, seq);
+    return next;
+  end loop;
+end
+$$;
+create or replace view @extschema@.outbox_status as
+select greatest(c.pending, case when c.pending is not null then 0 end) as pending, -- NULL = not preloaded
+       c.in_flight,
+       (select d.dead from outbox_internal.dead_counts d) as dead,
+       -- No volatile function here: it would be called even for a query of other columns.
+       (select statement_timestamp() - min(o.enqueued_at) from outbox_internal.first_shown o
+        where not o.is_blocked and not o.is_stopped) as oldest_pending_age,
+       c.published as published_total, c.failed as failed_total,
+       trim_scale(round(c.published_60s / 60, 3)) as published_per_s,
+       trim_scale(round(c.failed_60s / 60, 3)) as failed_per_s,
+       to_timestamp(c.since_us / 1e6) as stats_reset,
+       (select round((array_agg(m.p95_ms order by m.start_s desc))[1], 2) from outbox_internal.shared_memory('throughput')
+          m (start_s double precision, published bigint, retried bigint, failed bigint, p95_ms numeric)
+        where m.p95_ms is not null
+          and m.start_s >= extract(epoch from date_trunc('minute', statement_timestamp())) - 60) as p95_ms
+from outbox_internal.counters c;
+comment on view @extschema@.outbox_status is
+  'One row, at a cost that does not grow with the queue. It has the messages pending (all that have not ended), in'
+  ' flight and dead (up to 10000), and the age of the oldest that can be delivered now. It has totals since'
+  ' stats_reset, and rates of the last minute. p95_ms is the 95th percentile of the time from enqueue to confirm in this'
+  ' minute, or in the last one if nothing has been published in this; NULL = nothing in either.';
+
+create view outbox_internal.hanging_workers as
+select w.worker_id, w.pid, w.heartbeat_at from @extschema@.outbox_workers w join pg_stat_activity a on a.pid = w.pid
+where w.worker_id like 'server-%' and w.heartbeat_until <= clock_timestamp() and not outbox_internal.has_ended(w.worker_id);
+comment on view outbox_internal.hanging_workers is
+  'Workers whose process exists and writes no heartbeat: it is stopped, or waits.';
+
+create or replace view @extschema@.outbox_worker_status as
+select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason,
+       case when n.failing > 0 and n.failing < n.destinations
+            then format('%s of %s destinations down', n.failing, n.destinations)
+            else c.detail end as detail,
+       w.worker_id in (select l.worker_id from outbox_internal.live_workers l) as alive,
+       date_trunc('milliseconds', w.heartbeat_until - clock_timestamp()) as heartbeat_ttl,
+       (select count(*) from @extschema@.outbox_partitions p
+        where p.lease_owner = w.worker_id and p.lease_until > clock_timestamp()) as partitions,
+       w.started_at, n.destinations, n.failing as destinations_down,
+       w.worker_id in (select h.worker_id from outbox_internal.hanging_workers h) as hangs
+from @extschema@.outbox_workers w
+cross join lateral (
+  select count(*) as destinations,
+         count(*) filter (where x.state in ('down', 'blocked', 'unconfigured')) as failing
+  from @extschema@.outbox_connections x
+  where x.worker_id = w.worker_id and (x.destination, x.state) <> ('default', 'unconfigured')) n
+left join lateral ( -- the worst state, unless only some destinations fail
+  select x.state, x.reason, x.detail from outbox_internal.connections x where x.worker_id = w.worker_id
+  order by n.destinations > 0 and (x.destination, x.state) = ('default', 'unconfigured'),
+           x.state in ('down', 'blocked', 'unconfigured'), x.severity, x.reason is null,
+           x.destination = 'default' desc, x.destination limit 1) c on true;
+comment on view @extschema@.outbox_worker_status is
+  'One row a worker: whether it is alive, the state of its connections, and the number of its partitions. Also the'
+  ' number of its destinations, and of those that it cannot reach. state = down only if it can reach none. hangs = its'
+  ' process exists and writes no heartbeat; a worker that is not alive and does not hang has ended.';
+
+create or replace view @extschema@.outbox_errors as
+select f.destination, f.kind, f.message, f.count, to_timestamp(f.first_us / 1e6) as first_at,
+       to_timestamp(f.last_us / 1e6) as last_at, f.last_seq, f.last_error
+from outbox_internal.shared_memory('errors') f (
+  destination text, kind text, message text, count bigint, first_us double precision, last_us double precision, last_seq bigint,
+  last_error text)
+order by last_at desc;
+comment on view @extschema@.outbox_errors is
+  'What failed recently, one row a cause, the most recent first, 100 causes at most. A row has the destination,'
+  ' kind, the error with # for numbers and ids, how often, first and last time, and the last message with its error as it'
+  ' was. If the destination went down last_seq is NULL.';
+
+alter view outbox_internal.findings rename to findings_old;
+create view outbox_internal.findings as
+with connection as (
+  select c.* from outbox_internal.connections c where c.is_live
+), server as (
+  select s.*, current_setting('outbox.worker_role') as worker_role, current_setting('outbox.workers')::integer as workers,
+         exists (select from outbox_internal.live_workers) as has_worker
+  from outbox_internal.server s
+), fill as materialized ( -- its numbers are NULL if the server has no entry for the destination
+  select d.* from outbox_internal.destination_statistics d
+), waiting as materialized ( -- read once for all checks
+  select f.destination, f.partition, f.seq, f.enqueued_at, f.is_blocked, f.is_stopped from outbox_internal.first_shown f
+), own_table as (
+  select t.oid, t.relname, format('%I.%I', n.nspname, t.relname) as name, t.relowner,
+         t.relrowsecurity and t.relforcerowsecurity as is_secured
+  from pg_class t join pg_namespace n on n.oid = t.relnamespace
+  where t.relkind in ('r', 'p') and (
+    exists (select from outbox_internal.members m where m.classid = 'pg_class'::regclass and m.objid = t.oid)
+    or t.oid in (select i.inhrelid from pg_inherits i where i.inhparent = '@extschema@.outbox_history'::regclass))
+), other_owner as (
+  select x.type, x.name, r.rolname as worker_role
+  from (select 'TABLE' as type, o.name, o.relowner as owner from own_table o
+        union all
+        select 'FUNCTION', p.oid::regprocedure::text, p.proowner
+        from outbox_internal.members m join pg_proc p on m.classid = 'pg_proc'::regclass and p.oid = m.objid
+        where p.prosecdef) x
+  join server s on true join pg_roles r on r.rolname = s.worker_role and r.oid <> x.owner
+), foreign_trigger as (
+  select t.tgname, t.tgtype, o.oid, o.name, o.relname from own_table o join pg_trigger t on t.tgrelid = o.oid
+  where not t.tgisinternal and t.tgenabled <> 'D'
+    and not exists (select from pg_depend d where d.classid = 'pg_proc'::regclass and d.objid = t.tgfoid
+                    and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
+)
+select 'preload' as "check", null::text as destination, 'not_preloaded' as code,
+       array['libraries', ( -- which not every role sees
+         select string_agg(quote_literal(btrim(l.name)), ', ' order by l.n)
+         from pg_settings p, unnest(string_to_array(concat_ws(',', nullif(p.setting, ''), 'outbox'), ','))
+                with ordinality l (name, n)
+         where p.name = 'shared_preload_libraries')] as args
+from server s where not s.preloaded
+union all
+-- As the workers see it: the setting of a session may be older, if it is set for the database.
+select 'enabled', null, 'disabled', '{}'
+where case when exists (select from connection) then exists (select from connection c where c.code = 'disabled')
+           else not current_setting('outbox.enabled')::boolean end
+union all
+select 'standby', null, 'standby', '{}' where pg_is_in_recovery()
+union all
+select 'version', null,
+       case when string_to_array(v.library, '.')::integer[] > string_to_array(v.sql, '.')::integer[]
+            then 'extension_older' else 'library_older' end,
+       array['library', v.library, 'extension', v.sql]
+from (select current_setting('outbox.library_version', true) as library, x.extversion as sql
+      from pg_extension x where x.extname = 'outbox') v
+where v.library <> v.sql
+union all
+select 'standbys', null,
+       case when b.missing is null then 'standbys_behind' when b.missing <> '' then 'standbys_missing'
+            when btrim(current_setting('outbox.standby_names')) = '' then 'no_standby_names' else 'no_standby_quorum' end,
+       array['missing', b.missing, 'awaited', b.awaited, 'connected', b.connected,
+             'timeout', nullif(current_setting('outbox.standby_timeout'), '-1')]
+from (select s.missing_standbys as missing, nullif(s.connected_standbys, '') as connected,
+             (select min(c.detail) from connection c where c.reason = 'standby') as awaited
+      from server s where not pg_is_in_recovery() and current_setting('outbox.publish_after', true) = 'standby') b
+where b.missing is not null or b.awaited is not null
+union all
+select 'identity', null, 'database_not_adopted', array['why', a.why]
+from outbox_internal.not_adopted() a (why) where a.why is not null
+union all
+select 'partitions', null, 'settings_lost',
+       array['partitions', coalesce(nullif((select count(*) from @extschema@.outbox_partitions), 0)::text,
+                                    current_setting('outbox.partition_count')),
+             'leasing', current_setting('outbox.leasing')]
+where not exists (select from @extschema@.outbox_settings)
+union all
+select 'partitions', null, 'partitions_lost',
+       array['lost', (s.partition_count - p.rows)::text, 'partitions', s.partition_count::text]
+from @extschema@.outbox_settings s cross join (select count(*) as rows from @extschema@.outbox_partitions) p
+where p.rows < s.partition_count
+union all
+select 'partitions', null, 'partition_unknown',
+       array['label', outbox_internal.partition_label(p.highest), 'partitions', (p.highest + 1)::text]
+from (select max(f.partition)::integer as highest from waiting f
+      where f.partition >= (select s.partition_count from @extschema@.outbox_settings s)) p
+where p.highest is not null
+union all
+select 'sequence', null,
+       case when b.of_event then 'seq_not_drawn' when b.seq is not null then 'seqs_again'
+            when q.seqcache > 1 then 'seqs_cached' else 'seqs_do_not_grow' end,
+       array['seq', b.seq::text, 'cache', q.seqcache::text, 'sequence', '@extschema@.outbox_events_seq_seq']
+from pg_sequence q left join (
+  -- A sequence that nobody uses is behind whatever others insert.
+  select max(k.seq) as seq, bool_or(k.of_event) as of_event
+  from (select max(x.seq) as seq, true as of_event from @extschema@.outbox_events x
+        where (select v.is_called from @extschema@.outbox_events_seq_seq v)
+        union all select i.highest_seq, false from @extschema@.outbox_identity i) k, outbox_internal.drawn_seq d
+  where k.seq > d.seq) b on true
+where q.seqrelid = '@extschema@.outbox_events_seq_seq'::regclass
+  and (b.seq is not null or q.seqcache > 1 or q.seqincrement < 0 or q.seqcycle)
+union all
+select 'role', null,
+       case when r.rolname is null then 'role_missing' when r.rolsuper then 'role_superuser' else 'role_has_member' end,
+       array['role', s.worker_role, 'owner', case when not o.rolsuper then o.rolname end, 'member', m.member]
+from server s left join pg_roles r on r.rolname = s.worker_role
+join pg_class t on t.oid = '@extschema@.outbox'::regclass
+join pg_roles o on o.oid = t.relowner
+cross join lateral (
+  select min(quote_ident(x.rolname)) as member from pg_auth_members g join pg_roles x on x.oid = g.member
+  where g.roleid = r.oid and not x.rolsuper) m
+where r.rolname is null or r.rolsuper or m.member is not null
+union all
+select 'schema', null, x.code, x.args from (select s.* from outbox_internal.schema_problem() s limit 1) x
+union all
+-- Events may have triggers of others: what one changes or leaves out is no message yet.
+select 'triggers', null, x.code, x.args
+from (
+  select 'trigger_undoes' as code, array['trigger', t.tgname, 'table', t.name]::text[] as args
+  from foreign_trigger t where t.tgtype & 3 = 3 and t.relname <> 'outbox_events' -- BEFORE, FOR EACH ROW
+  union all
+  select 'rule_replaces', array['rule', r.rulename, 'table', o.name]
+  from own_table o join pg_rewrite r on r.ev_class = o.oid where r.ev_enabled <> 'D'
+  order by 1 desc, 2 limit 1) x
+union all
+select 'workers', null,
+       case when h.pid is not null then 'worker_hangs'
+            when s.workers = 0 and not s.has_worker then 'workers_0'
+            when e.obstacle = 'time slices' then 'time_slices'
+            when e.obstacle = 'slots' then 'no_worker_slots'
+            when e.obstacle = 'entries' then 'too_many_workers'
+            when e.obstacle = 'databases' then 'too_many_databases'
+            when e.obstacle = 'excluded' then 'database_excluded'
+            when e.obstacle = 'template' then 'database_template'
+            when e.obstacle = 'closed' then 'database_closed'
+            when e.obstacle = 'connect' then 'role_may_not_connect'
+            when e.obstacle = 'login' then 'role_may_not_log_in'
+            else 'no_worker' end,
+       array['worker', h.worker_id, 'pid', h.pid::text, 'since', date_trunc('seconds', h.heartbeat_at)::text,
+             'serves', case when s.has_worker then '' end, 'missing', s.missing_slots::text, 'role', s.worker_role,
+             'databases', current_setting('outbox.databases') || ',' || current_database(),
+             'obstacle', case e.obstacle when 'role' then 'its role is missing or a superuser' end,
+             'see', case when e.obstacle = 'role' then 'see the check "role"'
+                         when not s.preloaded then 'see the check "preload"' end]
+from server s left join (select w.* from outbox_internal.hanging_workers w order by w.worker_id limit 1) h on true
+-- What the launcher does not start, and what ends a worker before it can report.
+cross join lateral (
+  select coalesce(case when d.datistemplate then 'template' when not d.datallowconn then 'closed'
+                       when not has_database_privilege(r.oid, d.oid, 'CONNECT') then 'connect'
+                       -- Later versions start a background worker without LOGIN.
+                       when not r.rolcanlogin and current_setting('server_version_num')::integer < 170000 then 'login' end,
+                  s.obstacle) as obstacle
+  from pg_database d left join pg_roles r on r.rolname = s.worker_role where d.datname = current_database()) e
+where not pg_is_in_recovery()
+  and (h.pid is not null or not s.has_worker or e.obstacle in ('slots', 'entries', 'time slices'))
+union all
+select 'destination', u.destination, u.code, u.args
+from (select distinct on (x.destination) x.*
+      from (select c.destination, coalesce(c.code, 'unconfigured') as code, array['detail', c.detail] || c.args as args
+            from connection c where c.state = 'unconfigured'
+            union all
+            -- Also while no worker reports it, as in a restored database that is not adopted yet.
+            select d.destination, p.n[1], p.n[2:]
+            from outbox_internal.destinations() d cross join lateral outbox_internal.mapping_problem(d.server) p (n)
+            where p.n is not null) x
+      order by x.destination, x.code) u
+where u.destination <> 'default' or u.code like 'mapping\_%' or current_setting('outbox.url') <> ''
+   or (select count(*) from outbox_internal.destinations()) = 1
+   or exists (select from waiting f where f.destination = 'default')
+union all
+select 'destination', 'default', 'no_url', '{}'
+where not exists (select from outbox_internal.live_workers) and current_setting('outbox.url') = ''
+  and (select d.server from outbox_internal.destinations() d where d.destination = 'default') is null
+union all
+select 'destination', 'default', 'default_ignored', array['owner', pg_get_userbyid(s.srvowner)::text]
+from pg_foreign_server s join outbox_internal.wrappers w on w.oid = s.srvfdw
+where s.srvname = 'default'
+  and not pg_has_role(s.srvowner, 'outbox_admin', 'usage')
+union all
+select 'destination', m.destination, 'destination_missing', array['owner', f.owner, 'command', f.command]
+from (select distinct f.destination from waiting f where not f.is_blocked
+      except select d.destination from outbox_internal.destinations() d) m
+left join outbox_internal.former_servers f on f.destination = m.destination
+union all
+select 'destination', d.destination, 'destination_not_adopted', array['why', d.not_adopted]
+from outbox_internal.destinations() d where d.not_adopted is not null
+union all
+select 'destination', s.destination, 'subscriber_missing', array['owner', f.owner, 'command', f.command]
+from @extschema@.outbox_subscriptions s left join outbox_internal.former_servers f on f.destination = s.destination
+where s.destination not in (select d.destination from outbox_internal.destinations() d)
+union all
+select 'destination', n.destination, n.code, array['receiver', n.receiver, 'owner', n.owner]
+from outbox_internal.notice_receivers n where n.code is not null
+union all
+select 'database', null, 'other_owner',
+       array['objects', array_to_string((array_agg(o.name order by o.type desc, o.name))[1:3], ', '),
+             'more', (nullif(greatest(count(*) - 3, 0), 0))::text, 'role', o.worker_role,
+             'command', string_agg(format('ALTER %s %s OWNER TO %I', o.type, o.name, o.worker_role), '; '
+                                   order by o.type desc, o.name)]
+from other_owner o group by o.worker_role
+union all
+select f."check", null, f.code,
+       array['since', f.since, 'error', f.error, 'role', s.worker_role, 'command', (
+         select c.command
+         from (
+           select 1 as rank, format('GRANT CREATE ON SCHEMA %I TO %I', n.nspname, r.rolname) as command
+           from pg_extension x join pg_namespace n on n.oid = x.extnamespace join pg_roles r on r.rolname = s.worker_role
+           where x.extname = 'outbox' and f."check" = 'maintenance' and not has_schema_privilege(r.oid, n.oid, 'CREATE')
+           union all
+           select 2, format('ALTER TABLE %s NO FORCE ROW LEVEL SECURITY', o.name) from own_table o where o.is_secured
+           union all
+           select 3, format('ALTER TABLE %s DISABLE TRIGGER %I', t.name, t.tgname) from foreign_trigger t) c
+         order by c.rank, c.command limit 1)]
+from server s, (
+  -- A worker tries again after half a second; what ends within a few tries is no problem.
+  (select 'database' as "check", 'statement_fails' as code, null as since, e.message as error
+   from @extschema@.outbox_errors e
+   where e.kind = 'database' and e.count > 3 and e.last_at > clock_timestamp() - interval '10 seconds'
+   order by e.last_at desc limit 1)
+  union all
+  -- Maintenance runs once a minute, and its last answer stands until then.
+  (select 'maintenance', 'maintenance_fails', date_trunc('seconds', to_timestamp(t.since_us / 1e6))::text, t.error
+   from outbox_internal.shared_memory('failed tasks') t (since_us double precision, error text) order by t.since_us limit 1)) f
+where not exists (select from other_owner)
+union all
+select 'source', null, 'source_unreadable',
+       array['problem', p.problem, 'columns', (
+         select quote_literal(s.relation) || string_agg(format(', %s => %L', c.name, to_jsonb(s) ->> c.name), '' order by c.n)
+         from @extschema@.outbox_source s,
+              unnest('{seq,type,created_at,id,aggregate_type,aggregate_id,operation,payload,previous_payload,metadata,'
+                     'headers,actor,correlation_id,key}'::text[]) with ordinality c (name, n)
+         where to_jsonb(s) ->> c.name is not null
+         group by s.relation)]
+from (select outbox_internal.source_problem() as problem) p where p.problem is not null
+union all
+select 'capture', null, x.code, x.args
+from (select p.code, p.args from outbox_internal.trigger_problems p order by p.tgrelid limit 3) x
+union all
+select 'paused', z.destination, 'paused',
+       array['in_flight', case when b.busy then coalesce(f.in_flight, 0)::text end, 'by', z.paused_by,
+             'since', date_trunc('seconds', z.since)::text, 'reason', z.reason]
+from @extschema@.outbox_paused z
+left join outbox_internal.destination_statistics f on f.destination = z.destination
+cross join lateral (select exists (select from connection c where c.destination = z.destination
+                                   and c.state not in ('paused', 'not adopted')) as busy) b
+union all
+select 'broker', c.destination, coalesce(c.code, c.reason, 'connecting'), array['detail', c.detail] || c.args
+       || array['since', date_trunc('seconds', c.since)::text, 'http_allow', concat_ws(
+            ', ', nullif(current_setting('outbox.http_allow'), ''), (c.args)[array_position(c.args, 'address') + 1])]
+from (select distinct on (c.destination) c.* from connection c
+      where c.state in ('down', 'connecting', 'connected') and c.reason <> 'standby' or c.state in ('starting', 'connecting')
+      order by c.destination, c.reason is null, c.state = 'connected') c
+union all
+select 'blocked', c.destination, coalesce(c.code, 'blocked'),
+       array['detail', c.detail] || c.args || array['since', date_trunc('seconds', c.since)::text]
+from (select distinct on (c.destination) c.* from connection c where c.state = 'blocked'
+      order by c.destination, c.detail) c
+union all
+select 'retrying', null, 'retrying',
+       array['count', case when r.n = 10000 then '10000 or more' else r.n::text end, 'seq', w.seq::text,
+             'destination', w.destination, 'since', date_trunc('seconds', w.enqueued_at)::text, 'error', w.last_error,
+             'unroutable', case w.error_code when 'unroutable' then (
+               select u.remedy from outbox_internal.unroutable u
+               where u.seq = w.seq and u.destination = w.destination) end]
+from (select x.* from @extschema@.outbox_waiting x where x.state = 'b' and x.attempts >= 3 order by x.seq limit 1) w
+cross join (select count(*) as n from (select from @extschema@.outbox_waiting x
+                                       where x.state = 'b' and x.attempts >= 3 limit 10000) x) r
+union all
+select 'dead letters', null, 'dead_letters',
+       array['count', case when c.dead = 10000 then '10000 or more' else c.dead::text end, 'error', d.reason,
+             'seq', d.seq::text, 'destination', d.destination,
+             'unroutable', case d.error_code when 'unroutable' then (
+               select u.remedy from outbox_internal.unroutable u
+               where u.seq = d.seq and u.destination = d.destination) end,
+             'refused', case when d.error_code in ('refused', 'unsendable') then '' end]
+from outbox_internal.dead_counts c
+left join lateral (
+  select x.* from @extschema@.outbox_dead x
+  where x.seq = (select f.dead from outbox_internal.first_dead f) limit 1) d on true
+where c.dead > 0
+union all
+select 'keys', null, 'keys_blocked',
+       array['count', case when c.blocking = 10000 then '10000 or more' else c.blocking::text end,
+             'key', case when exists (select from outbox_internal.destinations() x
+                                      where x.destination = d.destination and 'ordering=partition' = any (x.options))
+                         then 'partition ' || outbox_internal.partition_label(d.partition::integer) else d.key end,
+             'seq', d.seq::text, 'destination', d.destination]
+from outbox_internal.dead_counts c
+left join lateral (
+  select x.* from @extschema@.outbox_dead x
+  where x.blocks and x.seq = (select f.blocking from outbox_internal.first_dead f) limit 1) d on true
+where c.blocking > 0
+union all
+select 'room', p.destination, case when p.pending >= p.max_pending then 'queue_full' else 'queue_nearly_full' end,
+       array['pending', p.pending::text, 'most', p.max_pending::text, 'max_pending', (2 * p.max_pending)::text]
+from fill p where p.pending >= 0.9 * p.max_pending
+union all
+select 'room', null, 'no_room_for_statistics', array['count', count(*)::text, 'example', min(p.destination)]
+from fill p where p.in_flight is null and exists (
+  select from connection c where c.destination = p.destination and c.worker_id like 'server-%')
+having count(*) > 0
+union all
+select 'transactions', null, case when t.prepared then 'transaction_prepared' else 'transaction_open' end,
+       array['xid', t.xid::text, 'pid', t.pid::text, 'gid', t.gid, 'age', date_trunc('seconds', t.age)::text,
+             'who', concat_ws(', ', t.usename, nullif(t.application_name, '')),
+             'statement', nullif(substr(regexp_replace(t.query, '\s+', ' ', 'g'), 1, 100), '')]
+from (select x.*, g.gid, a.usename, a.application_name, a.query
+      from outbox_internal.open_transactions x
+      left join pg_stat_activity a on a.pid = x.pid and not x.prepared
+      left join pg_prepared_xacts g on g.transaction = x.xid and x.prepared
+      where x.age > case when x.prepared then interval '1 minute' else interval '30 seconds' end
+      order by x.age desc limit 3) t
+union all
+-- The lease has run out, so its worker has not renewed it, and an open transaction has the row locked: that of the worker,
+-- if it hangs while it settles. Partitions first: such rows are rare, and pg_locks is expensive.
+select 'locks', null, 'partitions_locked',
+       array['pid', h.pid::text, 'program', h.kind, 'since', date_trunc('seconds', h.since)::text,
+             'partitions', h.partitions::text]
+from (
+  select l.pid, min(a.backend_type) as kind, coalesce(min(a.xact_start), min(p.lease_until)) as since, count(*) as partitions
+  from (select q.xmax, q.lease_until from @extschema@.outbox_partitions q
+        where q.lease_owner is not null and q.lease_until <= clock_timestamp() offset 0) p
+  cross join lateral (
+    select k.pid from pg_locks k
+    where k.locktype = 'transactionid' and k.transactionid = p.xmax and k.granted offset 0) l
+  left join pg_stat_activity a on a.pid = l.pid
+  group by l.pid order by partitions desc limit 1) h
+union all
+select 'lag', s.destination,
+       case when h.gid is not null then 'lag_behind_prepared' when h.pid is not null then 'lag_behind_locks'
+            when r.most is not null then 'lag_at_max_rate' else 'lag' end,
+       array['seq', s.seq::text, 'age', date_trunc('seconds', s.age)::text, 'since', date_trunc('seconds', s.enqueued_at)::text,
+             'gid', h.gid, 'pid', h.pid::text, 'who', h.who,
+             'statement', substr(regexp_replace(h.query, '\s+', ' ', 'g'), 1, 100),
+             'most', r.most::text, 'max_rate', (2 * r.most)::text, 'per_s', p.per_s::text,
+             'concurrency', p.concurrency::text, 'workers', (current_setting('outbox.workers')::integer + 1)::text]
+from (
+  select f.destination, f.partition, f.seq, f.enqueued_at, statement_timestamp() - f.enqueued_at as age from waiting f
+  where not f.is_blocked and not f.is_stopped and f.enqueued_at < statement_timestamp() - interval '1 minute'
+    -- A retry keeps its first time, and what an open transaction holds cannot be delivered: see the other checks.
+    and exists (select from @extschema@.outbox o where o.destination = f.destination and o.partition = f.partition
+                and o.seq = f.seq and o.attempts = 0)
+    and not exists (select from outbox_internal.open_transactions t where t.low < f.seq)
+  order by f.enqueued_at limit 1) s
+left join lateral (
+  select x.pid, x.gid, concat_ws(', ', a.usename, nullif(a.application_name, '')) as who, a.query
+  from (select k.pid, g.gid
+        from @extschema@.outbox o
+        join pg_locks k on k.locktype = 'transactionid' and k.transactionid = o.xmax and k.granted
+        left join pg_prepared_xacts g on g.transaction = o.xmax
+        where o.destination = s.destination and o.partition = s.partition and o.seq = s.seq
+        union all
+        select b.pid, null from @extschema@.outbox_workers w cross join lateral unnest(pg_blocking_pids(w.pid)) b (pid)) x
+  left join pg_stat_activity a on a.pid = x.pid
+  where x.gid is not null or a.xact_start < clock_timestamp() - interval '1 second'
+    and x.pid not in (select w.pid from @extschema@.outbox_workers w)
+  limit 1) h on true
+left join lateral (
+  select trim_scale(round(d.published_60s / 60, 1)) as per_s, d.published_60s / 60 as rate, o.concurrency,
+         coalesce(o.max_rate, current_setting('outbox.max_rate', true))::bigint as most
+  from outbox_internal.destination_statistics d cross join lateral (
+    select min(2 * substr(x, 13)::bigint) filter (where x like 'concurrency=%') as concurrency,
+           min(substr(x, 10)) filter (where x like 'max\_rate=%') as max_rate
+    from outbox_internal.destinations() i, unnest(i.options) x where i.destination = d.destination) o
+  where d.destination = s.destination) p on true
+left join lateral (
+  select p.most
+  -- A worker does not pass the rest of its share on to others.
+  where p.most > 0
+    and p.rate >= 0.9 * p.most / greatest(1, (
+      select count(*) from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()))) r on true;
+comment on view outbox_internal.findings is
+  'What is wrong, as data: the check that finds it, the destination if it is one, the code, and names and values by turns.';
+
+alter view outbox_internal.problems rename to problems_old;
+create view outbox_internal.problems as
+select f."check", f.destination, w.problem, w.remedy, f.code, f.args, w.commands
+from outbox_internal.findings f
+cross join lateral outbox_internal.worded(f.code, f.args || outbox_internal.facts(f.destination)) w;
+comment on view outbox_internal.problems is
+  'The findings in words: the problem, the remedy, and the commands in the remedy as a JSON array.';
+
+create or replace view @extschema@.outbox_health as
+select c.name as "check", p.destination, p.problem is null as ok, p.problem, p.remedy,
+       p.code, jsonb_strip_nulls(jsonb_object(p.args)) as args, (jsonb_object(p.args) ->> 'since')::timestamptz as since, p.commands
+from unnest('{preload,enabled,standby,version,standbys,identity,partitions,sequence,role,schema,triggers,workers,destination,database,'
+            'maintenance,source,capture,paused,broker,blocked,retrying,dead letters,keys,room,transactions,locks,lag}'::text[])
+       with ordinality c (name, n)
+left join outbox_internal.problems p on p."check" = c.name
+order by c.n, p.destination;
+create or replace function outbox_internal.obstacles(
+  messages jsonb, out destination text, out seq bigint, out rank bigint, out reason text, out why text, out remedy text,
+  out behind bigint, out commands jsonb
+) returns setof record language sql volatile set search_path = pg_catalog, pg_temp
+begin atomic
+  with message as materialized (
+    select m.destination collate "C" as destination, substr(m.partition_key, 2)::smallint as partition, m.seq, m.key,
+           m.status, coalesce(m.alone, false) as alone
+    from jsonb_to_recordset(messages)
+         m (destination text, partition_key text, seq bigint, key text, status text, alone boolean)
+    where not pg_is_in_recovery()
+  ), problem as materialized (
+    select h."check", h.destination, h.problem, h.remedy, h.commands, row_number() over () as n
+    from outbox_internal.problems h
+    where h."check" in ('preload', 'enabled', 'identity', 'role', 'triggers', 'workers', 'database', 'source', 'standbys',
+                        'partitions', 'broker', 'blocked', 'destination', 'paused', 'lag')
+  ), hindrance as materialized ( -- the problems of each message
+    select m.destination, m.seq, p."check", p.destination as of_destination, p.problem, p.remedy, p.commands, p.n
+    from message m join problem p
+      on p.destination = m.destination
+        or p.destination is null and p."check" not in ('standbys', 'partitions')
+        or p."check" = 'partitions' and not exists (select from @extschema@.outbox_partitions x, @extschema@.outbox_settings s
+                                                    where x.partition = m.partition)
+  ), place as materialized (
+    select s.destination, s.state, s.reason, s.detail from @extschema@.outbox_destination_status s
+    where s.destination in (select m.destination from message m)
+  ), lane as materialized (
+    select l.destination, l.partition, b.blocker, outbox_internal.partition_label(l.partition::integer) as label,
+           -- Messages in flight are the first of their lane.
+           (select t.seq
+            from (select o.seq, o.status from outbox_internal.ready_messages o
+                  where o.destination = l.destination and o.partition = l.partition order by o.seq limit 1000) t
+            where t.status = 'ready' order by t.seq limit 1) as first,
+           coalesce((select substr(x, 10)::bigint from unnest(d.options) x where x like 'max\_rate=%'),
+                    current_setting('outbox.max_rate')::bigint) as max_rate,
+           'ordering=partition' = any (d.options) as is_ordered,
+           p.partition is not null and s.leasing
+             and (p.lease_owner is null or p.lease_until <= clock_timestamp()) as is_free
+    from (select distinct m.destination, m.partition from message m) l
+    cross join @extschema@.outbox_settings s
+    left join outbox_internal.destinations() d on d.destination = l.destination
+    left join outbox_internal.blocked_lanes() b on b.destination = l.destination and b.partition = l.partition
+    left join @extschema@.outbox_partitions p on p.partition = l.partition
+  ), transaction as materialized (
+    select t.pid, t.xid, g.gid, t.age, t.low, t.prepared
+    from outbox_internal.open_transactions t left join pg_prepared_xacts g on g.transaction = t.xid and t.prepared
+    where t.age > interval '1 second' order by t.age desc limit 100
+  ), obstacle as materialized (
+    select m.destination, m.seq, 1 as rank, 'in flight' as reason, 'message_in_flight' as code, '{}'::text[] as args,
+           null::bigint as behind
+    from message m
+    where m.status = 'in flight'
+      and not exists (select from place p where p.destination = m.destination and p.reason = 'standby')
+    union all
+    select m.destination, m.seq, 2, concat_ws(' ', 'behind', nullif(b.status, 'ready')), 'message_behind_' || b.status,
+           array['behind', b.seq::text, 'unit', case when b.whole then 'partition' else 'key' end,
+                 'due', date_trunc('seconds', b.due_at)::text, 'error', b.error],
+           b.seq
+    from message m join lane l on l.destination = m.destination and l.partition = m.partition
+    cross join lateral (
+      -- The strongest first. A message that was put behind another may wait behind a later seq, if that was replayed or
+      -- retried by hand.
+      (select d.seq, 'dead' as status, d.reason as error, null::timestamptz as due_at, true as whole
+       from @extschema@.outbox_dead d
+       where d.seq = l.blocker and d.destination = m.destination and l.blocker < m.seq
+       union all
+       select w.seq, 'retrying', w.last_error, w.due_at, true from @extschema@.outbox_waiting w
+       where w.seq = l.blocker and w.destination = m.destination and l.blocker < m.seq)
+      union all
+      (select d.seq, 'dead', d.reason, null, false from @extschema@.outbox_dead d
+       where m.alone and d.blocks and d.partition = m.partition and d.destination = m.destination and d.key = m.key
+       order by d.seq limit 1)
+      union all
+      (select w.seq, 'retrying', w.last_error, w.due_at, false
+       from (select x.* from @extschema@.outbox_waiting x where x.due_at is not null order by x.due_at limit 10000) w
+       where m.alone and w.state = 'b' and w.partition = m.partition and w.destination = m.destination
+         and w.key = m.key and (w.seq < m.seq or m.status = 'blocked' and w.seq <> m.seq)
+       order by w.seq limit 1)
+      union all
+      (select o.seq, 'ready', null, null, false
+       from (select x.* from @extschema@.outbox x
+             where x.destination = m.destination and x.partition = m.partition order by x.seq limit 10000) o
+       where m.alone and o.seq < m.seq and o.key = m.key
+       order by o.seq limit 1)
+      limit 1) b
+    union all
+    select m.destination, m.seq, 3, 'standby', 'message_awaits_standbys', array['awaited', p.detail], null
+    from message m join place p on p.destination = m.destination and p.reason = 'standby'
+    union all -- what no check reports
+    select m.destination, m.seq, 200, p.state,
+           case p.state when 'missing' then 'message_without_destination' when 'not served' then 'message_not_served'
+                        when 'paused' then 'message_after_pause' else 'message_at_destination' end,
+           array['state', concat_ws(': ', p.state, p.reason, p.detail), 'unconfigured', case p.state when 'unconfigured' then '' end],
+           null
+    from message m join place p on p.destination = m.destination
+    where p.state <> 'connected'
+      and not exists (select from hindrance h
+                      where h.destination = m.destination and h.seq = m.seq
+                        and (h.of_destination is not null or p.state in ('not served', 'paused', 'not adopted')))
+    union all
+    select m.destination, m.seq, 300, 'no owner', 'message_without_owner', array['label', l.label], null
+    from message m join lane l on l.destination = m.destination and l.partition = m.partition and l.is_free
+    where not exists (select from hindrance h where h.destination = m.destination and h.seq = m.seq)
+    union all
+    select m.destination, m.seq, 400, 'transaction',
+           case when t.prepared then 'message_behind_prepared' else 'message_behind_transaction' end,
+           array['age', date_trunc('seconds', t.age)::text, 'pid', t.pid::text, 'xid', t.xid::text, 'gid', t.gid], null
+    from message m join lane l on l.destination = m.destination and l.partition = m.partition
+    cross join lateral (select x.* from transaction x where x.low <= m.seq order by x.age desc limit 1) t
+    where (m.key is not null or l.is_ordered) and m.status <> 'scheduled'
+  ), found as materialized (
+    select s.destination, s.seq, 0 as rank, 'standby server' as reason, 'message_on_standby' as code, '{}'::text[] as args,
+           null::bigint as behind
+    from jsonb_to_recordset(messages) s (destination text, seq bigint) where pg_is_in_recovery()
+    union all
+    select o.* from obstacle o
+    union all
+    select m.destination, m.seq, 500, case when m.seq <= l.first then 'next' else 'earlier' end,
+           case when m.seq <= l.first then 'message_next' else 'message_after_earlier' end,
+           array['label', l.label, 'first', l.first::text, 'max_rate', nullif(l.max_rate, 0)::text], null
+    from message m join lane l on l.destination = m.destination and l.partition = m.partition
+    where m.status not in ('scheduled', 'retrying')
+      and not exists (select from obstacle o where o.destination = m.destination and o.seq = m.seq)
+      and not exists (select from hindrance h where h.destination = m.destination and h.seq = m.seq)
+  )
+  select f.destination, f.seq, f.rank::bigint, f.reason, w.problem, w.remedy, f.behind, w.commands
+  from found f
+  cross join lateral outbox_internal.worded(f.code, f.args || array['destination', f.destination, 'seq', f.seq::text]) w
+  union all
+  select h.destination, h.seq, 100 + h.n, h."check",
+         format(case h."check" when 'paused' then 'Destination %1$s is %2$s.' else '%2$s.' end, h.destination, h.problem),
+         h.remedy, null, h.commands
+  from hindrance h;
+end;
+
 -- ---- kinds of destinations that are new ------------------------------------------------------------------------------
 
 select outbox_internal.add_kinds();
+
+-- ---- what is gone ----------------------------------------------------------------------------------------------------
+
+drop view outbox_internal.problems_old;
+drop view outbox_internal.findings_old;
+
+-- ---- owners and rights, as the install script sets them --------------------------------------------------------------
+
+do $owner$
+declare
+  worker_role constant name := pg_catalog.current_setting('outbox.worker_role');
+  thing record;
+begin
+  for thing in
+    select i.type, i.identity, p.prosecdef as is_definer, closed.grantees
+    from pg_catalog.pg_depend d
+    cross join lateral pg_catalog.pg_identify_object(d.classid, d.objid, d.objsubid) i
+    left join pg_catalog.pg_proc p on d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass and p.oid = d.objid
+    left join pg_catalog.pg_class c on d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass and c.oid = d.objid
+    left join pg_catalog.pg_type t on d.classid = 'pg_catalog.pg_type'::pg_catalog.regclass and t.oid = d.objid
+    left join pg_catalog.pg_namespace n on d.classid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
+      and n.oid = d.objid
+    -- The table of a sequence.
+    left join pg_catalog.pg_depend s on s.classid = d.classid and s.objid = c.oid and c.relkind = 'S'
+      and s.refclassid = d.classid and s.deptype = 'i'
+    left join pg_catalog.pg_class o on o.oid = s.refobjid
+    cross join lateral (
+      -- PUBLIC may call a new function, and ALTER DEFAULT PRIVILEGES may have granted more, to other roles too: on
+      -- everything that was made above. What is granted after CREATE EXTENSION stays.
+      select pg_catalog.string_agg(distinct case a.grantee when 0 then 'public'
+               else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)) end, ', ') as grantees
+      from pg_catalog.aclexplode(coalesce(p.proacl, c.relacl, t.typacl, n.nspacl,
+                                          pg_catalog.acldefault('f', p.proowner))) a
+      where a.grantee <> coalesce(p.proowner, c.relowner, t.typowner, n.nspowner)
+        and (a.grantee <> 0 or t.oid is null)) closed -- PUBLIC may use any type
+    where d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass and d.deptype = 'e'
+      and d.refobjid = (select x.oid from pg_catalog.pg_extension x where x.extname = 'outbox')
+      and i.type in ('table', 'view', 'sequence', 'type', 'function')
+      and coalesce(p.proname, o.relname, i.name) in (
+        'hanging_workers',
+        'findings',
+        'problems')
+  loop
+    if thing.grantees is not null then
+      execute pg_catalog.format('revoke all on %s %s from %s', pg_catalog.replace(thing.type, 'view', 'table'),
+                                thing.identity, thing.grantees);
+    end if;
+    case
+      when thing.type = 'schema' then
+        -- No role gets CREATE. USAGE is for the functions that run as the caller, and the statements of outboxctl.
+        execute pg_catalog.format('grant usage on schema %s to %I, outbox_writer, outbox_monitor, outbox_relay',
+                                  thing.identity, worker_role);
+      when thing.type = 'table' or thing.is_definer then
+        execute pg_catalog.format('alter %s %s owner to %I', thing.type, thing.identity, worker_role);
+      when thing.type = 'view' then
+        execute pg_catalog.format('grant select on %s to %I', thing.identity, worker_role);
+      when thing.type in ('sequence', 'type') then
+        null; -- a sequence belongs to the owner of its table
+      else
+        execute pg_catalog.format('grant execute on function %s to %I', thing.identity, worker_role);
+    end case;
+  end loop;
+end
+$owner$;
+grant select on
+  outbox_internal.hanging_workers,
+  outbox_internal.findings,
+  outbox_internal.problems
+  to outbox_monitor;
 
 -- ---- plans -----------------------------------------------------------------------------------------------------------
 

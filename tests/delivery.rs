@@ -103,6 +103,9 @@ fn a_scheduled_message_waits_for_its_time() {
     assert_eq!(status_of(&stage, scheduled), status("published", "PUBLISHED", 1));
     let in_time = format!("select published_at >= created_at + '10 s' from outbox_messages where seq = {scheduled}");
     assert!(stage.query_one::<bool>(DB, &in_time), "published before it was due");
+    let began = "select h.enqueued_at >= e.created_at + '10 s' from outbox_history h join outbox_events e using (seq)";
+    let began = format!("{began} where h.seq = {scheduled}");
+    assert!(stage.query_one::<bool>(DB, &began), "its time began before it was due");
 }
 
 /// A worker looks once a second for what no commit announces. A message that wakes it is the control.

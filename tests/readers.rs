@@ -3,8 +3,8 @@
 
 use serde_json::Value;
 use support::{
-    Broker, Cluster, DB, LONG, exchange_and_queue, outbox_cluster, wait_healthy, wait_published, wait_stats, wait_true,
-    wait_until,
+    Broker, Cluster, DB, LONG, exchange_and_queue, outbox_cluster, outbox_cluster_with, wait_healthy, wait_published,
+    wait_stats, wait_true, wait_until,
 };
 
 use crate::serve::monitor::Monitor;
@@ -163,4 +163,99 @@ fn each_fault_is_told_by_all_who_tell_at_the_first_message() {
         wait_healthy(&cluster, check);
         wait_published(&cluster, published);
     }
+}
+
+/// The value of a card on the overview.
+fn card(page: &str, title: &str) -> String {
+    let card = page.split("<div class=\"card").find(|card| {
+        let name = card.split("</dt>").next().unwrap_or_default();
+        name.ends_with(&format!(">{title}")) || name.ends_with(&format!(">{title}</a>"))
+    });
+    let value = card.and_then(|card| card.split("<dd class=\"value\">").nth(1));
+    let value = value.and_then(|value| value.split("</dd>").next());
+    value.unwrap_or_else(|| panic!("no card {title}: {page}")).to_owned()
+}
+
+/// A value of the summary that `outboxctl status` prints.
+fn fact(status: &str, name: &str) -> String {
+    let words: Vec<&str> = status.split_whitespace().collect();
+    let at = words.iter().position(|word| *word == name);
+    at.and_then(|at| words.get(at + 1))
+        .unwrap_or_else(|| panic!("no {name}: {status}"))
+        .to_string()
+}
+
+fn sample(metrics: &str, name: &str) -> String {
+    let line = metrics.lines().find(|line| line.split(' ').next() == Some(name));
+    line.and_then(|line| line.split(' ').nth(1))
+        .unwrap_or("none")
+        .to_owned()
+}
+
+#[test]
+fn each_number_is_the_same_for_all_who_tell_it() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_attempts = 1"]);
+    broker.unbind(&queue, &exchange, "#");
+    broker.bind(&queue, &exchange, "order.placed");
+    cluster.exec(
+        DB,
+        "select outbox_publish('Placed', '{}', 'order', n::text, 'placed') from generate_series(1, 3) n;
+         select outbox_publish('Lost', '{}', 'order', '4711', 'lost');
+         select outbox_publish('Later', '{}', 'order', '5', 'placed', available_at => now() + '1 day') from generate_series(1, 2)",
+    );
+    wait_published(&cluster, 3);
+    wait_true(&cluster, "the dead letter", "select dead = 1 from outbox_status");
+    let page = Monitor::start(&cluster, &[]);
+    let mut found = Vec::new();
+    // What is read while a minute begins may differ.
+    wait_until("all to tell the same numbers", LONG, || {
+        let sql: String = cluster.query_one(
+            DB,
+            "select jsonb_build_object('pending', pending, 'in_flight', in_flight, 'dead', dead, 'published', published_total,
+                                       'failed', failed_total, 'p95', coalesce(p95_ms, -1))::text from outbox_status",
+        );
+        let sql: Value = serde_json::from_str(&sql).expect("JSON");
+        let (_, status) = outboxctl(&cluster, &["status", "--json"]);
+        let (_, words) = outboxctl(&cluster, &["status"]);
+        let (_, top) = outboxctl(&cluster, &["top", "--once", "--json"]);
+        let [status, top]: [Value; 2] = [status, top].map(|text| serde_json::from_str(&text).expect("JSON"));
+        let (overview, metrics) = (page.page("/"), page.page("/metrics"));
+        let of = |row: &Value| {
+            let number = |name: &str| row[name].as_f64().unwrap_or(-1.0);
+            [
+                "pending",
+                "in_flight",
+                "dead",
+                "published_total",
+                "failed_total",
+                "p95_ms",
+            ]
+            .map(number)
+        };
+        let of_sql = ["pending", "in_flight", "dead", "published", "failed", "p95"];
+        let of_sql = of_sql.map(|name| sql[name].as_f64().expect("a number"));
+        let of_metrics = [
+            "outbox_pending_messages",
+            "outbox_in_flight_messages",
+            "outbox_dead_messages",
+            "outbox_messages_published_total{destination=\"default\"}",
+            "outbox_attempts_failed_total{destination=\"default\"}",
+            "outbox_publish_latency_p95_seconds",
+        ];
+        let mut of_metrics: [f64; 6] = of_metrics.map(|name| sample(&metrics, name).parse().unwrap_or(-1.0));
+        if of_metrics[5] >= 0.0 {
+            of_metrics[5] = (of_metrics[5] * 1e5).round() / 100.0;
+        }
+        let on_page = ["Pending", "In flight", "Dead", "p95 enqueue to confirm"].map(|title| card(&overview, title));
+        let in_words = ["pending", "flight", "dead", "p95"].map(|name| fact(&words, name));
+        let is_same = on_page
+            .iter()
+            .zip(&in_words)
+            .all(|(page, words)| page.split(' ').next() == Some(words));
+        found = vec![of_sql, of(&status["messages"]), of(&top["status"]), of_metrics];
+        found.windows(2).all(|pair| pair[0] == pair[1]) && is_same
+    });
+    assert_eq!(found[0][..5], [2.0, 0.0, 1.0, 3.0, 1.0]);
 }

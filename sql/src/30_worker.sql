@@ -520,8 +520,11 @@ begin
   for destination, partition, seq, tid in
     with gone as (
       delete from @extschema@.outbox_waiting w where w.ctid = any (tids)
-      returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
-                w.expires_at, w.error_code
+      returning w.seq,
+                -- The time of a scheduled message begins when it is due.
+                case when w.state = 's' then greatest(w.enqueued_at, least(w.due_at, clock_timestamp())) else w.enqueued_at end
+                  as enqueued_at,
+                w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at, w.error_code
     )
     insert into @extschema@.outbox as o
       (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at, error_code)

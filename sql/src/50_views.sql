@@ -179,12 +179,23 @@ select greatest(c.pending, case when c.pending is not null then 0 end) as pendin
        c.published as published_total, c.failed as failed_total,
        trim_scale(round(c.published_60s / 60, 3)) as published_per_s,
        trim_scale(round(c.failed_60s / 60, 3)) as failed_per_s,
-       to_timestamp(c.since_us / 1e6) as stats_reset
+       to_timestamp(c.since_us / 1e6) as stats_reset,
+       (select round((array_agg(m.p95_ms order by m.start_s desc))[1], 2) from outbox_internal.shared_memory('throughput')
+          m (start_s double precision, published bigint, retried bigint, failed bigint, p95_ms numeric)
+        where m.p95_ms is not null
+          and m.start_s >= extract(epoch from date_trunc('minute', statement_timestamp())) - 60) as p95_ms
 from outbox_internal.counters c;
 comment on view @extschema@.outbox_status is
   'One row, at a cost that does not grow with the queue. It has the messages pending (all that have not ended), in'
   ' flight and dead (up to 10000), and the age of the oldest that can be delivered now. It has totals since'
-  ' stats_reset, and rates of the last minute.';
+  ' stats_reset, and rates of the last minute. p95_ms is the 95th percentile of the time from enqueue to confirm in this'
+  ' minute, or in the last one if nothing has been published in this; NULL = nothing in either.';
+
+create view outbox_internal.hanging_workers as
+select w.worker_id, w.pid, w.heartbeat_at from @extschema@.outbox_workers w join pg_stat_activity a on a.pid = w.pid
+where w.worker_id like 'server-%' and w.heartbeat_until <= clock_timestamp() and not outbox_internal.has_ended(w.worker_id);
+comment on view outbox_internal.hanging_workers is
+  'Workers whose process exists and writes no heartbeat: it is stopped, or waits.';
 
 create view @extschema@.outbox_worker_status as
 select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason,
@@ -195,7 +206,8 @@ select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason,
        date_trunc('milliseconds', w.heartbeat_until - clock_timestamp()) as heartbeat_ttl,
        (select count(*) from @extschema@.outbox_partitions p
         where p.lease_owner = w.worker_id and p.lease_until > clock_timestamp()) as partitions,
-       w.started_at, n.destinations, n.failing as destinations_down
+       w.started_at, n.destinations, n.failing as destinations_down,
+       w.worker_id in (select h.worker_id from outbox_internal.hanging_workers h) as hangs
 from @extschema@.outbox_workers w
 cross join lateral (
   select count(*) as destinations,
@@ -209,7 +221,8 @@ left join lateral ( -- the worst state, unless only some destinations fail
            x.destination = 'default' desc, x.destination limit 1) c on true;
 comment on view @extschema@.outbox_worker_status is
   'One row a worker: whether it is alive, the state of its connections, and the number of its partitions. Also the'
-  ' number of its destinations, and of those that it cannot reach. state = down only if it can reach none.';
+  ' number of its destinations, and of those that it cannot reach. state = down only if it can reach none. hangs = its'
+  ' process exists and writes no heartbeat; a worker that is not alive and does not hang has ended.';
 
 create view outbox_internal.destination_statistics as
 select d.destination, d.wrapper, d.paused, d.not_adopted, f.*
@@ -443,14 +456,15 @@ comment on view outbox_internal.server is
 
 create view @extschema@.outbox_errors as
 select f.destination, f.kind, f.message, f.count, to_timestamp(f.first_us / 1e6) as first_at,
-       to_timestamp(f.last_us / 1e6) as last_at, f.last_seq
+       to_timestamp(f.last_us / 1e6) as last_at, f.last_seq, f.last_error
 from outbox_internal.shared_memory('errors') f (
-  destination text, kind text, message text, count bigint, first_us double precision, last_us double precision, last_seq bigint)
+  destination text, kind text, message text, count bigint, first_us double precision, last_us double precision, last_seq bigint,
+  last_error text)
 order by last_at desc;
 comment on view @extschema@.outbox_errors is
   'What failed recently, one row a cause, the most recent first, 100 causes at most. A row has the destination,'
-  ' kind, the error with # for numbers and ids, how often, first and last time, and the last message. If the'
-  ' destination went down last_seq is NULL.';
+  ' kind, the error with # for numbers and ids, how often, first and last time, and the last message with its error as it'
+  ' was. If the destination went down last_seq is NULL.';
 
 -- A function, so that the planner does not multiply its cost by the findings that it expects: above jit_above_cost the
 -- server compiles outbox_health for seconds.
@@ -657,10 +671,7 @@ select 'workers', null,
              'obstacle', case e.obstacle when 'role' then 'its role is missing or a superuser' end,
              'see', case when e.obstacle = 'role' then 'see the check "role"'
                          when not s.preloaded then 'see the check "preload"' end]
-from server s left join (
-  select w.worker_id, w.pid, w.heartbeat_at from @extschema@.outbox_workers w join pg_stat_activity a on a.pid = w.pid
-  where w.worker_id like 'server-%' and w.heartbeat_until <= clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
-  order by w.worker_id limit 1) h on true
+from server s left join (select w.* from outbox_internal.hanging_workers w order by w.worker_id limit 1) h on true
 -- What the launcher does not start, and what ends a worker before it can report.
 cross join lateral (
   select coalesce(case when d.datistemplate then 'template' when not d.datallowconn then 'closed'

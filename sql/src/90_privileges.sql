@@ -109,7 +109,7 @@ grant select on
   outbox_internal.members, outbox_internal.ready_messages, outbox_internal.waiting_messages, outbox_internal.dead_messages, outbox_internal.ended_messages,
   outbox_internal.blockers, outbox_internal.first_pending, outbox_internal.first_shown,
   outbox_internal.counters, outbox_internal.dead_counts, outbox_internal.first_dead, outbox_internal.server,
-  outbox_internal.destination_statistics, outbox_internal.event_times, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.connections,
+  outbox_internal.destination_statistics, outbox_internal.event_times, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.hanging_workers, outbox_internal.connections,
   outbox_internal.wrappers, outbox_internal.kinds, outbox_internal.findings,
   outbox_internal.problems, outbox_internal.unroutable, outbox_internal.definer_functions, outbox_internal.installed_functions
   to outbox_monitor;

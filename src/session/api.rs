@@ -519,7 +519,7 @@ fn outbox_shared_memory(
         "first messages" if nothing_waits() => (Vec::new(), 4),
         "first messages" => (first_messages(fcinfo), 4),
         "first dead letters" => (texts([false, true].map(|blocks| first_dead(blocks, fcinfo))), 2),
-        "errors" => (error_groups::here().unwrap_or_default(), 7),
+        "errors" => (error_groups::here().unwrap_or_default(), 8),
         "failed tasks" => {
             let answers = database.map(|database| database.maintenance.answers());
             let failures = answers.into_iter().flatten().filter_map(LastAnswer::failure);

@@ -47,6 +47,8 @@ struct Group {
     destination: ShortText<64>,
     kind: ShortText<32>,
     message: ShortText<{ error_group::TEXT_MAX_BYTES }>,
+    /// The last error as it was, with its numbers.
+    last_error: ShortText<{ error_group::TEXT_MAX_BYTES }>,
 }
 
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
@@ -60,6 +62,7 @@ pub struct FailureGroup {
     destination: String,
     kind: &'static str,
     message: String,
+    last_error: String,
     count: u64,
     /// The seq of the last message that failed; 0 = the group is about no message.
     last_seq: i64,
@@ -84,6 +87,7 @@ impl FailureGroup {
     fn new(destination: &str, kind: &'static str, text: &str, last_seq: i64, count: u64) -> Self {
         let message = error_group::group(text);
         Self {
+            last_error: text[..text.floor_char_boundary(error_group::TEXT_MAX_BYTES)].to_owned(),
             // The parts contain no zero byte, so a zero byte separates them.
             name: number_of(&format!("{destination}\0{kind}\0{message}")),
             destination: destination.to_owned(),
@@ -100,7 +104,10 @@ impl FailureGroup {
 
     pub fn add(&mut self, more: &Self) {
         self.count += more.count;
-        self.last_seq = self.last_seq.max(more.last_seq);
+        if more.last_seq >= self.last_seq {
+            self.last_seq = more.last_seq;
+            self.last_error.clone_from(&more.last_error);
+        }
     }
 }
 
@@ -126,6 +133,7 @@ pub fn record(error_group: &FailureGroup) {
             group.message.set(&error_group.message);
         }
         key.last_us.store(now_us, Relaxed);
+        group.last_error.set(&error_group.last_error);
         group.count.fetch_add(error_group.count, Relaxed);
         if error_group.last_seq > 0 {
             group.last_seq.store(error_group.last_seq, Relaxed);
@@ -174,11 +182,11 @@ pub fn forget_databases_but(alive: &[u32]) {
     }
 }
 
-/// Seven values for each group of this database: destination, kind, message, count, first and last time in µs since
-/// 1970, and the seq of the last message. None if the library was not preloaded.
+/// Eight values for each group of this database: destination, kind, message, count, first and last time in µs since
+/// 1970, the seq of the last message, and the last error. None if the library was not preloaded.
 pub fn here() -> Option<Vec<Option<String>>> {
     let (table, database) = (AREA.get()?, catalog::my_database());
-    let mut groups = Vec::with_capacity(MAX_OF_DATABASE * 7);
+    let mut groups = Vec::with_capacity(MAX_OF_DATABASE * 8);
     table.lock.with(|| {
         for (key, group) in table.keys.iter().zip(&table.groups) {
             if key.database.load(Relaxed) == database {
@@ -191,6 +199,7 @@ pub fn here() -> Option<Vec<Option<String>>> {
                     Some(group.first_us.load(Relaxed).to_string()),
                     Some(key.last_us.load(Relaxed).to_string()),
                     (last_seq > 0).then(|| last_seq.to_string()),
+                    Some(group.last_error.get()),
                 ]);
             }
         }

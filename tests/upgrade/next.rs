@@ -84,10 +84,10 @@ begin atomic\n  select t.pid, t.xid",
     // Views: a public and an internal one.
     (
         "50_views.sql",
-        "as stats_reset
+        "- 60) as p95_ms
 from outbox_internal.counters c;
 comment on view @extschema@.outbox_status",
-        "as stats_reset, (select count(*) from @extschema@.outbox_notes) as notes
+        "- 60) as p95_ms, (select count(*) from @extschema@.outbox_notes) as notes
 from outbox_internal.counters c;
 comment on view @extschema@.outbox_status",
     ),

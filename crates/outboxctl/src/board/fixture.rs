@@ -108,6 +108,7 @@ pub fn snapshot() -> Snapshot {
             published_total: Some(5_216_077),
             failed_total: Some(31),
             published_per_s: Some(112.4),
+            p95_ms: Some(7.0),
             failed_per_s: Some(0.3),
         }),
         throughput: Ok(minutes()),

@@ -31,9 +31,6 @@ fn totals(shown: &Snapshot, status: &Status, width: usize) -> Vec<Line<'static>>
     let alive = alive.count();
     let partitions = shown.partitions.as_deref().unwrap_or_default();
     let owned = partitions.iter().filter(|partition| partition.owner.is_some()).count();
-    let minutes = shown.throughput.as_deref().unwrap_or_default();
-    let last_minutes = [whole_minute(minutes), minutes.last()];
-    let p95_ms = last_minutes.into_iter().flatten().find_map(|minute| minute.p95_ms);
     let dead = match status.dead {
         10_000.. => "10,000+".into(),
         dead => count(dead),
@@ -64,7 +61,7 @@ fn totals(shown: &Snapshot, status: &Status, width: usize) -> Vec<Line<'static>>
             known(status.failed_per_s, rate),
             status.failed_per_s > Some(0.0),
         ),
-        ("p95", known(p95_ms, ms), false),
+        ("p95", known(status.p95_ms, ms), false),
         ("heartbeat", known(heartbeat_s, age), false),
         ("claim/s", known(shown.passes.as_deref().ok(), claimed), false),
     ];

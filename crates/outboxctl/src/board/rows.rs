@@ -145,7 +145,7 @@ fn worker(row: &WorkerRow, passes: Option<&Passes>, owners: &Owners) -> ListRow 
     let (letter, style) = owners.letter(&row.id);
     let (state, tone) = match row.is_alive {
         true => (row.state.as_str(), row.state.tone()),
-        false => ("ended", Tone::Bad),
+        false => (row.end(), Tone::Bad),
     };
     // A bar of the rest of 20 s, the default of `outbox.heartbeat_ttl`.
     let heartbeat = |s: f64| {

@@ -41,7 +41,7 @@ async fn document(session: &Session) -> Result<Value, Failure> {
     let standby = "select pg_is_in_recovery() as standby";
     let messages =
         "select pending, in_flight, dead, extract(epoch from oldest_pending_age)::float8 as oldest_pending_age_s,
-                           published_total, failed_total, published_per_s, failed_per_s, stats_reset
+                           published_total, failed_total, published_per_s, failed_per_s, stats_reset, p95_ms
                     from @extschema@.outbox_status";
     let destinations = "select destination, described_by, state, since,
                                extract(epoch from clock_timestamp() - since)::float8 as since_s, reason, detail, pending,
@@ -50,7 +50,7 @@ async fn document(session: &Session) -> Result<Value, Failure> {
                                p99_ms, stats_reset
                         from @extschema@.outbox_destination_status";
     let workers = "select worker_id, pid, state, reason, detail, alive, extract(epoch from heartbeat_ttl)::float8 as heartbeat_ttl_s,
-                          partitions, started_at, extract(epoch from clock_timestamp() - started_at)::float8 as uptime_s,
+                          hangs, partitions, started_at, extract(epoch from clock_timestamp() - started_at)::float8 as uptime_s,
                           destinations, destinations_down
                    from @extschema@.outbox_worker_status order by worker_id";
     let problems = r#"select "check", destination, ok, code, args, since, problem, remedy, coalesce(commands, '[]') as commands

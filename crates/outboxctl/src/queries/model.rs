@@ -46,6 +46,8 @@ pub struct Status {
     pub failed_total: Option<i64>,
     pub published_per_s: Option<f64>,
     pub failed_per_s: Option<f64>,
+    /// From enqueue to confirm. `None` = nothing was published in this minute and the last one.
+    pub p95_ms: Option<f64>,
 }
 
 /// A row of `outbox_throughput`: one minute. The last minute is not over yet.
@@ -82,12 +84,21 @@ pub struct WorkerRow {
     pub reason: Option<String>,
     pub detail: Option<String>,
     pub is_alive: bool,
+    /// Its process exists and writes no heartbeat.
+    pub hangs: bool,
     /// The time since the last heartbeat.
     pub heartbeat_age_s: f64,
     /// The time until the heartbeat expires.
     pub heartbeat_s: f64,
     pub partitions: i64,
     pub age_s: f64,
+}
+
+impl WorkerRow {
+    /// What became of a worker that is not alive.
+    pub fn end(&self) -> &'static str {
+        if self.hangs { "hangs" } else { "ended" }
+    }
 }
 
 /// The passes of a worker that did something, from `outbox_passes`, added up. They are those of the last minute, or
@@ -159,6 +170,8 @@ pub struct ErrorGroup {
     pub first_age_s: f64,
     pub last_age_s: f64,
     pub last_seq: Option<i64>,
+    /// The last error as it was, with its numbers.
+    pub last_error: String,
 }
 
 /// A message that is not published: dead, waiting, or the first of its lane.

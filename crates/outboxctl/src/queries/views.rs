@@ -10,7 +10,7 @@ pub const NOW: &str = r#"
 /// The statement for [`Status`](super::model::Status): one row.
 pub const STATUS: &str = "
     select pending, in_flight, dead, extract(epoch from oldest_pending_age)::float8 as oldest_s, published_total, failed_total,
-           published_per_s, failed_per_s
+           published_per_s, failed_per_s, p95_ms
     from @extschema@.outbox_status";
 
 /// The statement for [`Minute`](super::model::Minute): one row for each minute, the oldest first.
@@ -27,7 +27,7 @@ pub const PARTITIONS: &str = "
 
 /// The statement for [`Worker`](super::model::Worker): one row for each worker.
 pub const WORKERS: &str = "
-    select s.worker_id as id, s.pid, s.state, s.reason, s.detail, s.alive as is_alive,
+    select s.worker_id as id, s.pid, s.state, s.reason, s.detail, s.alive as is_alive, s.hangs,
            extract(epoch from clock_timestamp() - w.heartbeat_at)::float8 as heartbeat_age_s,
            extract(epoch from s.heartbeat_ttl)::float8 as heartbeat_s, s.partitions,
            extract(epoch from clock_timestamp() - s.started_at)::float8 as age_s
@@ -62,7 +62,7 @@ pub const ERRORS: &str = "
     select destination, kind, message, count, extract(epoch from first_at)::float8 as first_at,
            extract(epoch from last_at)::float8 as last_at,
            extract(epoch from clock_timestamp() - first_at)::float8 as first_age_s,
-           extract(epoch from clock_timestamp() - last_at)::float8 as last_age_s, last_seq
+           extract(epoch from clock_timestamp() - last_at)::float8 as last_age_s, last_seq, last_error
     from @extschema@.outbox_errors order by outbox_errors.last_at desc limit 100";
 
 /// The same, with equal errors of several destinations in one group.
@@ -70,7 +70,8 @@ pub static MERGED_ERRORS: LazyLock<String> = LazyLock::new(|| {
     format!(
         "select string_agg(destination, ', ' order by last_at desc) as destination, kind, message, sum(count)::bigint as count,
                 min(first_at) as first_at, max(last_at) as last_at, max(first_age_s) as first_age_s,
-                min(last_age_s) as last_age_s, (array_agg(last_seq order by last_at desc))[1] as last_seq
+                min(last_age_s) as last_age_s, (array_agg(last_seq order by last_at desc))[1] as last_seq,
+                (array_agg(last_error order by last_at desc))[1] as last_error
          from ({ERRORS}) e group by kind, message order by max(last_at) desc"
     )
 });

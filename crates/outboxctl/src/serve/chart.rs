@@ -222,23 +222,23 @@ pub fn chart(snapshot: &MonitorSnapshot, backlog: &BacklogHistory, range: &'stat
         count(failed.sum()),
         count(data.pending.iter().map(Series::last).sum()),
     );
-    let width = range.slots * SLOT;
+    let (width, in_all) = (range.slots * SLOT, format!(" in {}", range.label));
     let since = (data.pending_from > 0)
         .then(|| data.starts.get(data.pending_from))
         .flatten();
     html! {
         div.plots.readable tabindex="0" role="group" aria-label=(about) {
             div.plot {
-                (legend(html! { "Pending messages" }, &data.pending, Series::last))
+                (legend(html! { "Pending messages" }, &data.pending, Series::last, " now"))
                 @if let Some(since) = since { span.note { " read since " (hour(*since)) } }
                 (bars(&data.pending, range.slots))
             }
             div.plot {
-                (legend(html! { "Published " (range.unit) }, &data.published, Series::sum))
+                (legend(html! { "Published " (range.unit) }, &data.published, Series::sum, &in_all))
                 (bars(&data.published, range.slots))
             }
             div.plot.low {
-                (legend(html! { "Failed attempts " (range.unit) }, &data.failed, Series::sum))
+                (legend(html! { "Failed attempts " (range.unit) }, &data.failed, Series::sum, &in_all))
                 (bars(&data.failed, range.slots))
             }
             @if !data.p95_ms.is_empty() { (line(&data)) }
@@ -253,14 +253,14 @@ pub fn chart(snapshot: &MonitorSnapshot, backlog: &BacklogHistory, range: &'stat
     }
 }
 
-/// The title of a plot, and its series with a number each.
-fn legend(title: Markup, series: &[Series], number: fn(&Series) -> i64) -> Markup {
+/// The title of a plot, and its series with a number each, whose time `when` says.
+fn legend(title: Markup, series: &[Series], number: fn(&Series) -> i64, when: &str) -> Markup {
     html! {
         h3 { (title) }
         ul.legend {
             @if series.is_empty() { li { "none" } }
             @for series in series {
-                li { span class={ "swatch " (series.class) } {} (series.name) " " b { (count(number(series))) } }
+                li { span class={ "swatch " (series.class) } {} (series.name) " " b { (count(number(series))) } (when) }
             }
         }
     }

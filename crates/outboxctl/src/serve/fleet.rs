@@ -42,7 +42,7 @@ pub fn workers(snapshot: &MonitorSnapshot) -> Markup {
 fn worker_state(worker: &WorkerRow) -> Markup {
     match worker.is_alive {
         true => state_badge(&worker.state),
-        false => badge("ended", Tone::Bad),
+        false => badge(worker.end(), Tone::Bad),
     }
 }
 
@@ -195,7 +195,7 @@ fn last_error(snapshot: &MonitorSnapshot, destination: &str) -> Markup {
     html! {
         @match error {
             Some(error) => {
-                (error.group.message) " "
+                (error.group.last_error) " "
                 span.note { (duration(snapshot.now.epoch_s - error.group.last_at)) " ago" @if error.is_resolved() { ", resolved" } }
             }
             None => { "–" }

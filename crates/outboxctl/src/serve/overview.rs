@@ -259,7 +259,7 @@ pub fn cards(snapshot: &MonitorSnapshot) -> Markup {
             (card("Retrying", Some(MessageStatus::Retrying), retrying_tone, &retrying, &failing))
             (card("Dead", Some(MessageStatus::Dead), dead_tone, &capped(status.dead, DEAD_CAP), dead))
             (card("Published a minute", Some(MessageStatus::Published), "plain", &per_minute, &published))
-            (card("p95 enqueue to confirm", None, "plain", &known(snapshot.p95_ms(), ms), "in the last minute"))
+            (card("p95 enqueue to confirm", None, "plain", &known(status.p95_ms, ms), "in the last minute"))
         }
     }
 }

@@ -261,11 +261,6 @@ impl MonitorSnapshot {
         })
     }
 
-    /// p95 from commit to confirm, of the last minute that had a confirm.
-    pub fn p95_ms(&self) -> Option<f64> {
-        self.throughput.iter().rev().take(5).find_map(|minute| minute.p95_ms)
-    }
-
     /// About how many lanes hold messages.
     pub fn lanes(&self) -> usize {
         let depths = self.slow.depths.as_ref();
