@@ -584,7 +584,7 @@ def a_paused_destination(browser):
 def a_missing_exchange(browser):
     """The fix is to name an existing exchange. The workers recheck by themselves, so this takes no click."""
     page = overview(browser)
-    banner = page.locator(".alerts li", has_text="Broker (lost)")
+    banner = page.locator(".alerts li", has_text="AMQP broker lost")
     expect(banner).to_contain_text("The exchange does not exist")
     expect(banner).to_contain_text("let the worker declare it: ALTER SERVER lost")
     sql(f"alter server lost options (set exchange '{sql('show outbox.exchange')}')")

@@ -784,6 +784,31 @@ fn a_database_without_a_message_shows_how_to_publish_one() {
 }
 
 #[test]
+fn an_alert_names_the_destination_and_its_kind_and_says_since_when_and_how_many_messages_wait() {
+    let cluster = unconnected_cluster("", "x", &["outbox.http_allow = '127.0.0.1'"]);
+    for (name, port, messages) in [("few", 1, 1), ("many", 2, 3)] {
+        cluster.exec(
+            DB,
+            &format!(
+                "create server {name} foreign data wrapper outbox_http options (url 'http://127.0.0.1:{port}/');
+                 select outbox_publish('T', '{{}}', destination => '{name}') from generate_series(1, {messages})"
+            ),
+        );
+    }
+    let monitor = Monitor::start(&cluster, &[]);
+    wait_until("both alerts", LONG, || {
+        let page = monitor.page("/");
+        let of = |name: &str, waiting: &str| {
+            let at = page.find(&format!("<strong>HTTP receiver {name}</strong>"))?;
+            let alert = page[at..].split("</li>").next()?;
+            (alert.contains(" Since ") && alert.contains(waiting)).then_some(at)
+        };
+        // The one that holds up the most comes first.
+        matches!((of("many", " 3 messages wait."), of("few", " 1 message waits.")), (Some(many), Some(few)) if many < few)
+    });
+}
+
+#[test]
 fn differing_versions_are_reported() {
     let cluster = quiet_cluster();
     // A version that outboxctl works with: only the last number is another one.

@@ -120,6 +120,7 @@ pub fn snapshot() -> Snapshot {
         messages: Ok(messages()),
         problems: Ok(vec![
             Problem {
+                since: None,
                 check: "broker".into(),
                 destinations: vec!["audit".into()],
                 code: "unreachable".into(),
@@ -129,6 +130,7 @@ pub fn snapshot() -> Snapshot {
                 commands: vec![psql("ALTER SERVER audit OPTIONS (SET url :'url')")],
             },
             Problem {
+                since: None,
                 check: "keys".into(),
                 destinations: Vec::new(),
                 code: "blocked".into(),

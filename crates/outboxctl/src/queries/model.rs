@@ -201,6 +201,8 @@ pub struct HealthCheck {
     pub problem: String,
     pub remedy: String,
     pub commands: Vec<CommandShown>,
+    /// Since when, in seconds since 1970, if that is known.
+    pub since: Option<f64>,
 }
 
 /// A command of a remedy. They are in the order in which they should be tried.
@@ -227,6 +229,8 @@ pub struct Problem {
     pub remedy: String,
     /// Its commands.
     pub commands: Vec<CommandShown>,
+    /// Since when the first of them fails, in seconds since 1970, if that is known.
+    pub since: Option<f64>,
 }
 
 impl Problem {
@@ -239,7 +243,10 @@ impl Problem {
                 .iter_mut()
                 .find(|known| known.check == check.check && known.problem == check.problem);
             match known {
-                Some(known) => known.destinations.extend(destination),
+                Some(known) => {
+                    known.destinations.extend(destination);
+                    known.since = known.since.into_iter().chain(check.since).reduce(f64::min);
+                }
                 None => problems.push(Self {
                     check: check.check.clone(),
                     destinations: destination.into_iter().collect(),
@@ -247,6 +254,7 @@ impl Problem {
                     problem: check.problem.clone(),
                     remedy: check.remedy.clone(),
                     commands: check.commands.clone(),
+                    since: check.since,
                 }),
             }
         }
@@ -255,16 +263,20 @@ impl Problem {
 
     /// The destinations as text. `None` if the check is about no destination, or only about the default destination.
     pub fn named(&self) -> Option<String> {
-        const NAMED_MAX: usize = 3;
         match self.destinations.as_slice() {
             [] => None,
             [only] if only == "default" => None,
-            all if all.len() <= NAMED_MAX => Some(all.join(", ")),
-            all => Some(format!(
-                "{} and {} more",
-                all[..NAMED_MAX].join(", "),
-                all.len() - NAMED_MAX
-            )),
+            _ => Some(self.names()),
+        }
+    }
+
+    /// The first destinations, and how many more there are.
+    pub fn names(&self) -> String {
+        const NAMED_MAX: usize = 3;
+        let shown = &self.destinations[..self.destinations.len().min(NAMED_MAX)];
+        match self.destinations.len() - shown.len() {
+            0 => shown.join(", "),
+            more => format!("{} and {more} more", shown.join(", ")),
         }
     }
 
@@ -293,6 +305,7 @@ mod tests {
                 .map(|name| format!("alter server {name}"))
                 .unwrap_or_default(),
             commands: Vec::new(),
+            since: None,
         };
         let mut checks: Vec<HealthCheck> = ["audit", "billing", "crm", "default", "erp"]
             .map(|name| check("broker", Some(name), "refused"))

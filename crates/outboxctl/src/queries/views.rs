@@ -79,5 +79,5 @@ pub static MERGED_ERRORS: LazyLock<String> = LazyLock::new(|| {
 /// The statement for [`Check`](super::model::HealthCheck): one row for each check.
 pub const HEALTH: &str = r#"
     select "check", destination, ok, coalesce(code, '') as code, coalesce(problem, '') as problem, coalesce(remedy, '') as remedy,
-           coalesce(commands, '[]') as commands
+           coalesce(commands, '[]') as commands, extract(epoch from since)::float8 as since
     from @extschema@.outbox_health"#;

@@ -9,6 +9,8 @@ use crate::queries::model::{DestinationRow, Problem};
 use crate::queries::state::MessageStatus;
 use maud::{Markup, html};
 use outbox_core::words::Word;
+use outbox_transport::kind::Kind;
+use std::cmp::Reverse;
 
 /// The most objects of a kind that a line names; further ones are only counted.
 const NAMED_MAX: usize = 3;
@@ -107,7 +109,11 @@ fn alerts_of_snapshot(snapshot: &MonitorSnapshot) -> Vec<Alert> {
         alerts.push(Alert::new(true, "Versions differ", body));
     }
     alerts.extend(paused(snapshot));
-    let problems = Problem::of(&snapshot.health);
+    let mut problems = Problem::of(&snapshot.health);
+    // Within a check the destination that holds up the most comes first.
+    let checks: Vec<String> = problems.iter().map(|problem| problem.check.clone()).collect();
+    let place = |check: &str| checks.iter().position(|known| known == check);
+    problems.sort_by_key(|problem| (place(&problem.check), Reverse(held_up(problem, snapshot))));
     let is_blocked = problems.iter().any(|problem| problem.check == "keys");
     let shown = problems.iter().filter(|problem| match problem.check.as_str() {
         "paused" => false,             // a line with a button for each destination
@@ -116,7 +122,7 @@ fn alerts_of_snapshot(snapshot: &MonitorSnapshot) -> Vec<Alert> {
     });
     alerts.extend(shown.map(|problem| match problem.check.as_str() {
         "keys" => blocked_keys(problem, &snapshot.blocked),
-        _ => alert_of_problem(problem),
+        _ => alert_of_problem(problem, snapshot),
     }));
     alerts
 }
@@ -132,18 +138,53 @@ fn sentence(text: &str) -> String {
     }
 }
 
-fn alert_of_problem(problem: &Problem) -> Alert {
+/// How many messages wait for the destinations of a problem. `None` = they are not counted, or it is about none.
+fn held_up(problem: &Problem, snapshot: &MonitorSnapshot) -> Option<i64> {
+    let of_it = |d: &&DestinationRow| problem.destinations.contains(&d.name);
+    let pending = snapshot.destinations.iter().filter(of_it).filter_map(|d| d.pending);
+    pending.reduce(|sum, more| sum + more)
+}
+
+/// What fails: the destinations with their kind if they have one, or the name of the check.
+fn subject(problem: &Problem, snapshot: &MonitorSnapshot) -> String {
+    let kind_of = |name: &String| {
+        let row = snapshot.destinations.iter().find(|d| d.name == *name)?;
+        match row.described_by.as_deref()? {
+            "settings" => Some(Kind::of_settings()),
+            wrapper => Kind::of_wrapper(wrapper),
+        }
+    };
+    let mut kinds = problem.destinations.iter().map(kind_of);
+    let Some(first) = kinds.next().flatten().filter(|_| problem.check != "paused") else {
+        return capitalised(&problem.title());
+    };
+    let plural = if problem.destinations.len() > 1 { "s" } else { "" };
+    match kinds.all(|kind| kind == Some(first)) {
+        true => format!("{} {}{plural} {}", first.protocol, first.peer, problem.names()),
+        false => format!("Destinations {}", problem.names()),
+    }
+}
+
+fn alert_of_problem(problem: &Problem, snapshot: &MonitorSnapshot) -> Alert {
     let check = problem.check.as_str();
     let is_bad = match check {
         "broker" => problem.code != "connecting",
         other => !WARNINGS.contains(&other),
     };
     let body = html! {
-        p { (sentence(&problem.problem)) }
+        p {
+            (sentence(&problem.problem))
+            @if let Some(since) = problem.since { " Since " (clock(since)) " UTC, " (duration(snapshot.now.epoch_s - since)) " ago." }
+            @match held_up(problem, snapshot) {
+                None | Some(0) => {}
+                Some(1) => { " 1 message waits." }
+                Some(more) => { " " (count(more)) " messages wait." }
+            }
+        }
         // The remedies for failed messages are SQL for psql; this page has buttons.
         @if !matches!(check, "dead letters" | "retrying") && !problem.remedy.is_empty() { (remedy(&problem.remedy, &problem.commands)) }
     };
-    let alert = Alert::new(is_bad, capitalised(&problem.title()), body);
+    let alert = Alert::new(is_bad, subject(problem, snapshot), body);
     match check {
         "dead letters" => alert.button(&MessageStatus::Dead.path(), "See them"),
         "retrying" => alert.button(&MessageStatus::Retrying.path(), "See them"),
