@@ -100,7 +100,13 @@ fn a_token_lets_in_browsers_and_programs() {
     };
     assert_eq!(bearer(SECRET), 200);
     assert_eq!(bearer("a secret of more than sixteen bytez"), 401);
-    assert_eq!(monitor.post("/login", &[], &[("secret", "wrong")]).status, 401);
+    let refused = monitor.post("/login", &[], &[("secret", "wrong")]);
+    assert_eq!(refused.status, 401);
+    assert!(
+        refused.body.contains("Wrong password.") && refused.body.contains(">Password</label>"),
+        "one word for it: {}",
+        refused.body
+    );
     let login = monitor.post("/login", &[], &[("secret", SECRET), ("to", "//evil.example")]);
     assert_eq!((login.status, login.header("location")), (303, Some("/")));
     let cookie = login.header("set-cookie").expect("a cookie");

@@ -45,10 +45,10 @@ fn form(base: &BasePath, to: &str, has_failed: bool) -> Markup {
             body.login {
                 main #main {
                     h1 { img src="icon.svg" alt="" width="32" height="32"; " Outbox Monitor" }
-                    @if has_failed { (problem("Wrong token.", "")) }
+                    @if has_failed { (problem("Wrong password.", "")) }
                     form.confirm method="post" action="login" {
                         input type="hidden" name="to" value=(to);
-                        label for="secret" { "Token" }
+                        label for="secret" { "Password" }
                         input #secret name="secret" type="password" autocomplete="current-password" required autofocus;
                         button.primary { "Log in" }
                     }
