@@ -500,6 +500,30 @@ fn each_tab_and_each_search_term_find_their_messages() {
 }
 
 #[test]
+fn an_action_that_is_asked_about_can_be_cancelled() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason)
+           select n, now(), 15, 0, 'default', 'k', 'r' from generate_series(1, 3) n",
+    );
+    let monitor = Monitor::start(&cluster, &["--allow-actions"]);
+    for (asked, back) in [
+        ("message?verb=retry&m=1+default", "message/1?destination=default"),
+        (
+            "message?verb=retry&tab=dead&q=key%3Ak&m=1+default&m=2+default",
+            "messages?tab=dead&amp;q=key%3Ak",
+        ),
+        ("bulk?verb=retry&q=key%3Ak", "messages?tab=dead&amp;q=key%3Ak"),
+        ("pause?destination=default", "destinations"),
+    ] {
+        let page = monitor.follow(&format!("/act/{asked}")).body;
+        let link = format!("href=\"{back}\">Cancel</a>");
+        assert!(page.contains(&link), "{asked}: {page}");
+    }
+}
+
+#[test]
 fn a_group_of_errors_leads_to_all_its_messages_and_to_no_other() {
     let cluster = quiet_cluster();
     cluster.exec(

@@ -58,7 +58,7 @@ async fn answer(context: &PageContext, is_form: bool, what: &str, fields: &Field
     context.viewer.check(is_form.then(|| fields.get("form_token")))?;
     let action = MonitorAction::parse(what, fields)?;
     match is_form {
-        false => action.confirm(context, None).await,
+        false => action.confirm(context, fields, None).await,
         true => action.carry_out(context, fields).await,
     }
 }
@@ -107,12 +107,17 @@ impl<'a> MonitorAction<'a> {
     }
 
     /// The form that asks for confirmation. It is sent to the address of its page.
-    async fn confirm(&self, context: &PageContext, refused: Option<&str>) -> Result<Response, Failure> {
+    async fn confirm(
+        &self,
+        context: &PageContext,
+        fields: &Fields,
+        refused: Option<&str>,
+    ) -> Result<Response, Failure> {
         let verb = self.verb();
         let what = capitalised(verb.name());
         let question = match self {
             Self::Bulk(verb, search) => question_on_search(context, *verb, search).await?,
-            Self::Each(actions) => question_on_actions(actions),
+            Self::Each(actions) => question_on_actions(actions, fields),
         };
         let reason = match verb {
             Verb::Pause => "Reason, for operators and the audit",
@@ -132,8 +137,11 @@ impl<'a> MonitorAction<'a> {
                         label for="typed" { "Type " code { (typed) } " to confirm" }
                         input #typed name="typed" autocomplete="off" required pattern=(typed) title=(typed);
                     }
-                    button.primary.danger[verb == Verb::Discard] { (what) }
-                } }
+                    div.actions {
+                        button.primary.danger[verb == Verb::Discard] { (what) }
+                        a.button href=(question.back) { "Cancel" }
+                    }
+                } } @else { p { a href=(question.back) { "Back to the messages" } } }
             }
             @if let Some(sql) = &question.sql { (as_sql([&**sql])) }
         };
@@ -146,7 +154,9 @@ impl<'a> MonitorAction<'a> {
             Self::Bulk(verb, search) => {
                 let n = fields.get("count").parse().unwrap_or_default();
                 if fields.get("typed").trim() != format!("{} {n}", verb.name()) || !(1..=BULK_MAX).contains(&n) {
-                    return self.confirm(context, Some("The typed text does not match.")).await;
+                    return self
+                        .confirm(context, fields, Some("The typed text does not match."))
+                        .await;
                 }
                 // At most as many as were counted, whatever arrived since.
                 vec![choice(*verb, &parsed(search)?, n)?.call(*verb, reason, false)]
@@ -183,6 +193,8 @@ struct Question {
     page: MonitorPage,
     title: String,
     about: Markup,
+    /// The page that asked.
+    back: String,
     /// What the form sends back.
     fields: Vec<(&'static str, String)>,
     /// What must be typed.
@@ -216,12 +228,12 @@ async fn question_on_search(context: &PageContext, verb: Verb, search: &str) -> 
                 li { a href=(message_path(seq, to)) { (seq) } " " (row.text("type").unwrap_or_default()) " " (row.text("key").unwrap_or_default()) }
             } }
         }
-        p { a href={ (back.path()) "&q=" (encode(search)) } { "Back to the messages" } }
     };
     Ok(Question {
         page: MonitorPage::Messages,
         title: format!("{} {} {of}", capitalised(verb.name()), count(n)),
         about,
+        back: format!("{}&q={}", back.path(), encode(search)),
         fields: vec![("q", search.to_owned()), ("count", n.to_string())],
         typed: Some(format!("{} {n}", verb.name())),
         sql: Some(call),
@@ -230,7 +242,7 @@ async fn question_on_search(context: &PageContext, verb: Verb, search: &str) -> 
 }
 
 /// The messages, or the destination, are named.
-fn question_on_actions(actions: &[OperatorAction]) -> Question {
+fn question_on_actions(actions: &[OperatorAction], fields: &Fields) -> Question {
     let verb = actions[0].verb;
     let field = |OperatorAction { seq, destination, .. }: &OperatorAction| match seq {
         Some(seq) => ("m", format!("{seq} {destination}")),
@@ -238,12 +250,9 @@ fn question_on_actions(actions: &[OperatorAction]) -> Question {
     };
     let about = html! {
         p { @if actions.len() > 1 { "Of each: " } (verb.meaning()) }
-        ul { @for OperatorAction { seq, destination: to, .. } in actions { li {
-            @match seq {
-                Some(seq) => { a href=(message_path(*seq, to)) { (seq) } " to " (to) }
-                None => { a href="destinations" { "Back to the destinations" } }
-            }
-        } } }
+        ul { @for OperatorAction { seq, destination: to, .. } in actions {
+            @if let Some(seq) = seq { li { a href=(message_path(*seq, to)) { (seq) } " to " (to) } }
+        } }
     };
     Question {
         page: match actions[0].seq {
@@ -255,6 +264,15 @@ fn question_on_actions(actions: &[OperatorAction]) -> Question {
             all => format!("{} {} messages", capitalised(verb.name()), all.len()),
         },
         about,
+        back: match actions {
+            [OperatorAction { seq: None, .. }, ..] => MonitorPage::Destinations.path().to_owned(),
+            [only] if let Some(seq) = only.seq => message_path(seq, &only.destination),
+            _ => format!(
+                "messages?tab={}&q={}",
+                encode(fields.get("tab")),
+                encode(fields.get("q"))
+            ),
+        },
         fields: actions.iter().map(field).collect(),
         typed: None,
         sql: None,

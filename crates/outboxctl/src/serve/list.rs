@@ -288,6 +288,8 @@ impl MessageList {
                 (self.table(&page.rows))
                 @if !self.verbs().is_empty() {
                     form.bulk #selected method="get" action="act/message" {
+                        input type="hidden" name="tab" value=(self.tab.word());
+                        input type="hidden" name="q" value=(self.search);
                         b role="status" { "Selected" }
                         @for verb in self.verbs() { button.danger[*verb == Verb::Discard] name="verb" value=(verb.name()) { (capitalised(verb.name())) "…" } }
                     }
