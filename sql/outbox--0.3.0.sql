@@ -6209,9 +6209,10 @@ declare
   in_source constant boolean := exists (select from @extschema@.outbox_source);
   reads_events constant boolean := has_table_privilege('@extschema@.outbox_events'::regclass, 'select'::text);
   -- Whether an index of outbox or of the events returns the messages in order. If not, one statement searches all of
-  -- outbox and sorts the matches: to read it page by page would search as much, in a worse order.
+  -- outbox and sorts the matches: to read it page by page would search as much, in a worse order. A search with a bound
+  -- takes what it finds along the index.
   along_index constant boolean :=
-    by_delivery or 'ready' = any (statuses) and not given ?| '{key,error_like,since,word}';
+    by_delivery or read_max is not null or 'ready' = any (statuses) and not given ?| '{key,error_like,since,word}';
 
   -- ---- the order -----------------------------------------------------------------------------------------------------
   types constant jsonb := '{"seq": "bigint", "partition": "smallint", "destination": "text", "key": "text",
@@ -6302,10 +6303,11 @@ begin
                           ('{published,discarded}', 'ended')) t (kept, name) where t.kept && statuses
   loop
     -- A window of the history is bounded by its time: only rows that are looked at one by one are counted.
-    most := case when not stored.kept @> '{published}' or asks_for_events or given ? 'word' then read_max end;
     is_by_lane := stored.kept @> '{ready}' and along_index;
+    most := case when not stored.kept @> '{published}' or asks_for_events or given ? 'word'
+                 then case when is_by_lane then read_max when read_max is not null then greatest(read_max, page_rows) end end;
     rows := format('outbox_internal.%s_messages', stored.name);
-    if is_by_lane and asks_for_events and not by_delivery and not in_source then
+    if is_by_lane and asks_for_events and not by_delivery and not in_source and read_max is null then
       -- The events in order of seq, and their messages in outbox, whose index begins with the lane.
       is_by_lane := false;
       rows := format('(
@@ -6337,13 +6339,13 @@ begin
     select x.* from outbox_internal.first_pending l cross join lateral (%s) x where true%s', rows, format(of_lane, 'l'));
     end if;
     -- Where a search ends that has read as much as it may. A lane that was not read to its end may have further
-    -- messages with a lower seq than those of other lanes.
+    -- messages that come before those of other lanes.
     horizon := case
       when most is null or statuses <@ '{in flight}' then 'select null::text[], null::bigint where false'
       when is_by_lane then format('
-    select array[min(x.last)::text], min(x.last) from (
-      select max(k.seq) as last from scanned k group by k.destination, k.partition having count(*) >= %s) x
-    having min(x.last) is not null', most)
+    select array[%2$s(x.last)::text], %2$s(x.last) from (
+      select %3$s(k.seq) as last from scanned k group by k.destination, k.partition having count(*) >= %1$s) x
+    having count(*) > 0', most, case when descending then 'max' else 'min' end, case when descending then 'min' else 'max' end)
       else format('
     select %s, null::bigint from scanned c order by %s offset %s limit 1', cursor_of, in_order, most - 1) end;
     statement := format($q$
@@ -6351,7 +6353,7 @@ begin
   ), horizon (cursor, seq) as materialized (%2$s
   ), page as (
     select c.* from (select c.* from scanned c order by %4$s) c
-    where c.status = any ($3) and not exists (select from horizon h where c.seq > h.seq)%3$s
+    where c.status = any ($3) and not exists (select from horizon h where c.seq %8$s h.seq)%3$s
     order by %4$s fetch first %5$s rows with ties
   )
   (select c.seq, c.destination, outbox_internal.partition_label(c.partition::integer), c.key, c.status, c.attempts,
@@ -6368,7 +6370,8 @@ begin
       case when reads_events then format('
     select e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.operation from %s offset 0', its_event)
            else '
-    select null as id, null as type, null as aggregate_type, null as aggregate_id, null as operation' end);
+    select null as id, null as type, null as aggregate_type, null as aggregate_id, null as operation' end,
+      case when descending then '<' else '>' end);
     -- The history in order of seq is read in ranges until the page is full, each eight times as wide as the one before.
     -- The last has no end, because an event may be removed before its message.
     is_last := by_delivery or not stored.kept @> '{published}';

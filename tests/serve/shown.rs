@@ -446,7 +446,12 @@ fn each_tab_and_each_search_term_find_their_messages() {
     let monitor = Monitor::start(&cluster, &[]);
     let partition_of_3: String = cluster.query_one(DB, "select outbox_partition_of('order:3')");
     for (tab, search, wanted) in [
-        ("ready", "", &[1, 2, 3, 4, 5][..]),
+        ("latest", "", &[13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1][..]),
+        ("latest", "X", &[13, 12, 11, 10, 9, 8]),
+        ("latest", "type:A", &[5, 3, 1]),
+        ("latest", "key:order:13", &[13]),
+        ("latest", "since:2031-01-01", &[]),
+        ("ready", "", &[1, 2, 3, 4, 5]),
         ("in-flight", "", &[6]),
         ("scheduled", "", &[7]),
         ("retrying", "", &[8]),
@@ -497,6 +502,111 @@ fn each_tab_and_each_search_term_find_their_messages() {
         (303, Some("/message/12")),
         "an id leads to its message"
     );
+}
+
+/// The number beside the title of a tab.
+fn number_of(page: &str, title: &str) -> Option<String> {
+    let tab = page.split(&format!("\">{title} <span class=\"count")).nth(1)?;
+    Some(tab.split(['>', '<']).nth(1)?.to_owned())
+}
+
+#[test]
+fn a_search_that_finds_nothing_in_its_tab_shows_where_its_matches_are() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "insert into outbox_waiting (seq, enqueued_at, due_at, attempts, partition, state, destination, key, last_error)
+           select n, now(), now() + interval '1 h', 2, 0, 'b', 'default', n::text, 'no cart' from generate_series(1, 1200) n;
+         insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason)
+           select n, now(), 15, 0, 'default', 'cart', 'no' from generate_series(1201, 1203) n;
+         insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination, key)
+           values (1204, now(), now(), 1, 0, 'default', 'cart')",
+    );
+    let monitor = Monitor::start(&cluster, &[]);
+    let page = monitor.page("/messages?tab=ready&q=cart");
+    assert!(page.contains("No message matches the search."), "{page}");
+    for (title, number) in [
+        ("Ready", "0"),
+        ("In flight", "0"),
+        ("Retrying", "1,000+"),
+        ("Dead", "3"),
+        ("Scheduled", "0"),
+        ("Published", "1"),
+        ("Discarded", "0"),
+    ] {
+        assert_eq!(number_of(&page, title).as_deref(), Some(number), "{title}");
+    }
+    assert_eq!(
+        seqs(&monitor.page("/messages?q=cart"))[..5],
+        [1204, 1203, 1202, 1201, 1200]
+    );
+}
+
+#[test]
+fn the_list_begins_with_the_newest_messages_of_all_statuses() {
+    let stage = Stage::new(&[]);
+    stage.publish("first");
+    wait_published(&stage, 1);
+    let page = Monitor::start(&stage, &[]).page("/messages");
+    let tabs = page.split("<nav class=\"tabs\"").nth(1).expect("tabs");
+    let first = tabs.split("<a ").nth(1).expect("a tab");
+    assert!(
+        first.contains("aria-current=\"page\"") && first.contains(">Latest"),
+        "{first}"
+    );
+    assert_eq!(seqs(&page).len(), 1, "{page}");
+    assert!(page.contains(">published</span>"), "{page}");
+}
+
+/// Of each lane a number of messages, however many wait.
+#[test]
+fn the_newest_messages_and_the_numbers_of_matches_cost_the_same_whatever_waits() {
+    let cluster = support::quiet_cluster(); // maintenance reads the tables
+    let read_of = |path: &str| {
+        cluster.exec(DB, "select pg_stat_reset()");
+        let mut monitor = Monitor::start(&cluster, &[]);
+        let before =
+            "select sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint from pg_stat_user_tables
+                      where relname in ('outbox', 'outbox_waiting', 'outbox_dead', 'outbox_events')";
+        monitor.page(path);
+        assert_eq!(monitor.terminate(), Some(0));
+        wait_true(
+            &cluster,
+            "the sessions to end",
+            "select count(*) = 1 from pg_stat_activity where backend_type = 'client backend'",
+        );
+        cluster.query_one::<i64>(DB, before)
+    };
+    let fill = |from: u32, to: u32| {
+        cluster.exec(
+            DB,
+            &format!(
+                "insert into outbox_events (seq, id, type, payload) select n, gen_random_uuid(), 'T', '{{}}' from generate_series({from}, {to}) n;
+                 insert into outbox (seq, partition, key) select n, n % 16, n::text from generate_series({from}, {to}) n;
+                 insert into outbox_waiting (seq, enqueued_at, due_at, attempts, partition, state, destination, key)
+                   select n, now(), now() + interval '1 h', 1, 0, 'b', 'default', 'w' || n from generate_series({from}, {to}) n;
+                 insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason)
+                   select n, now(), 15, 0, 'default', 'd' || n, 'r' from generate_series({from}, {to}) n"
+            ),
+        );
+        cluster.exec(DB, "vacuum analyze");
+    };
+    const PATHS: [&str; 4] = [
+        "/messages",
+        "/messages?q=key:none",
+        "/messages?q=type:none",
+        "/messages?q=none",
+    ];
+    fill(1, 50_000);
+    let few = PATHS.map(read_of);
+    fill(50_001, 150_000);
+    let many = PATHS.map(read_of);
+    for ((path, few), many) in PATHS.iter().zip(few).zip(many) {
+        assert!(
+            many < few + few / 5 + 2000,
+            "{path}: {few} rows read with 50,000 messages of each table, {many} with 150,000"
+        );
+    }
 }
 
 #[test]

@@ -51,6 +51,18 @@ impl Filter {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+
+    /// Whether a message is matched by its event.
+    pub fn asks_for_events(&self) -> bool {
+        let of_event = [
+            &self.event_type,
+            &self.aggregate_type,
+            &self.aggregate_id,
+            &self.correlation_id,
+            &self.word,
+        ];
+        of_event.iter().any(|criterion| criterion.is_some())
+    }
 }
 
 fn number<S: Serializer>(partition: &Option<Partition>, to: S) -> Result<S::Ok, S::Error> {

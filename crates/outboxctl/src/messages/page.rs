@@ -55,7 +55,7 @@ pub struct SearchRequest<'a> {
     pub descending: bool,
     pub after: &'a [String],
     pub page_rows: i32,
-    /// The most rows to read; of `outbox` of each lane.
+    /// The most rows to read; of `outbox` of each lane. Each table has its own end then.
     pub read_max: Option<i32>,
 }
 
@@ -80,7 +80,11 @@ static IN_ORDER_OF_SEQ: LazyLock<String> = LazyLock::new(|| {
 
 impl SearchRequest<'_> {
     pub async fn run<S: Fetch>(&self, session: &S) -> Result<FoundRows, Failure> {
-        let sql = if self.by_delivery { SEARCH } else { &IN_ORDER_OF_SEQ };
+        let sql = if self.by_delivery || self.read_max.is_some() {
+            SEARCH
+        } else {
+            &IN_ORDER_OF_SEQ
+        };
         let mut rows: Vec<MessageRow> = session
             .fetch(
                 sql,
@@ -95,7 +99,7 @@ impl SearchRequest<'_> {
                 ],
             )
             .await?;
-        let end = rows.pop_if(|row| row.bound.is_some());
+        let end = rows.extract_if(.., |row| row.bound.is_some()).last();
         let end = end.and_then(|row| Some((row.bound?, row.cursor)));
         Ok(FoundRows { rows, end })
     }

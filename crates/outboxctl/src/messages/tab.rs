@@ -1,6 +1,7 @@
 //! Pages of messages of one status, in the order in which they are or were delivered. Each search has a bound on its rows
 //! or its time, so a page costs the same with five million messages as with five. A search may end before the page is
-//! full; it reports how far it came, and the next page continues from there.
+//! full; it reports how far it came, and the next page continues from there. The list of the newest messages of all
+//! statuses, and the numbers of matches, have no next page.
 
 use super::filter::Filter;
 use super::page::{MessageRow, SearchBound, SearchRequest};
@@ -8,6 +9,8 @@ use crate::failure::Failure;
 use crate::format::duration;
 use crate::queries::Fetch;
 use crate::queries::state::MessageStatus;
+use outbox_core::words::Word;
+use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 use tokio_postgres::error::SqlState;
 
@@ -22,6 +25,12 @@ const SCAN_LANE: i32 = 2000;
 const SCAN_LANES: i32 = 32_000;
 /// A search of the history widens its window of time until this time is over.
 const HISTORY_BUDGET: Duration = Duration::from_millis(1200);
+/// The matches of each tab are counted to this number.
+const MATCHES_MAX: usize = 1000;
+/// The most rows whose events one that counts reads.
+const COUNT_EVENTS: i32 = 1000;
+/// A count widens its window for less time, because all tabs are counted.
+const COUNT_BUDGET: Duration = Duration::from_millis(300);
 /// The last window, which has no end, begins before this.
 const OLDEST_S: i64 = 10 * 365 * 86_400;
 
@@ -62,18 +71,117 @@ pub async fn page<S: Fetch>(
     filter: &Filter,
     after: &[String],
 ) -> Result<Page, Failure> {
-    let (started, read_max) = (Instant::now(), read_max(lanes, tab, filter));
+    let bounds = SearchBounds {
+        rows: PAGE,
+        read_max: read_max(lanes, tab, filter),
+        by_delivery: true,
+        budget: HISTORY_BUDGET,
+    };
+    search(session, &[tab], reversed, filter, after, bounds).await
+}
+
+/// The newest messages of all statuses that match the filter, the highest seq first; of those that ended, the ones that
+/// ended last. It has no next page.
+pub async fn latest<S: Fetch>(session: &S, lanes: usize, filter: &Filter) -> Result<Page, Failure> {
+    const ENDED: &[MessageStatus] = &[MessageStatus::Published, MessageStatus::Discarded];
+    let bounds = SearchBounds {
+        rows: PAGE,
+        read_max: read_max(lanes, MessageStatus::Ready, filter),
+        by_delivery: true,
+        budget: HISTORY_BUDGET,
+    };
+    let others: Vec<MessageStatus> = MessageStatus::ALL
+        .iter()
+        .copied()
+        .filter(|status| !status.has_ended())
+        .collect();
+    let request = SearchRequest {
+        statuses: &others,
+        filter,
+        span_s: None,
+        by_delivery: false,
+        descending: true,
+        after: &[],
+        page_rows: PAGE_ROWS,
+        read_max: Some(bounds.read_max),
+    };
+    let found = request.run(session).await?;
+    let mut page = search(session, ENDED, false, filter, &[], bounds).await?;
+    page.sql = format!(
+        "{};
+{}",
+        request.to_show(),
+        page.sql
+    );
+    page.next = None;
+    if found.end.is_some() && !filter.is_empty() {
+        page.extent = Some(format!("covered the newest {} messages of each lane", bounds.read_max));
+    }
+    page.rows.extend(found.rows);
+    page.rows
+        .sort_by_key(|row| (Reverse(row.number("seq")), row.text("destination").map(str::to_owned)));
+    page.rows.truncate(PAGE);
+    Ok(page)
+}
+
+/// How many messages of `tab` match the filter, as far as a search with less work than that of a page finds them, and
+/// whether there may be more.
+pub async fn matches<S: Fetch>(
+    session: &S,
+    lanes: usize,
+    tab: MessageStatus,
+    filter: &Filter,
+) -> Result<(usize, bool), Failure> {
+    let rows = if filter.asks_for_events() {
+        COUNT_EVENTS
+    } else {
+        SCAN_ROWS
+    };
+    let lanes = i32::try_from(lanes.max(1)).unwrap_or(i32::MAX);
+    let bounds = SearchBounds {
+        rows: MATCHES_MAX,
+        read_max: if is_of_lanes(tab) { (rows / lanes).max(5) } else { rows },
+        // No index has dead letters in order of their end.
+        by_delivery: tab != MessageStatus::Dead,
+        budget: COUNT_BUDGET,
+    };
+    let found = search(session, &[tab], false, filter, &[], bounds).await?;
+    Ok((found.rows.len(), found.next.is_some() || found.extent.is_some()))
+}
+
+#[derive(Clone, Copy)]
+struct SearchBounds {
+    /// Of the page.
+    rows: usize,
+    /// The most rows to read; in a tab that is read lane by lane, of each lane.
+    read_max: i32,
+    /// In order of delivery, not of seq.
+    by_delivery: bool,
+    /// For the history.
+    budget: Duration,
+}
+
+/// The messages of these statuses, which have one order, in that order.
+async fn search<S: Fetch>(
+    session: &S,
+    statuses: &[MessageStatus],
+    reversed: bool,
+    filter: &Filter,
+    after: &[String],
+    bounds: SearchBounds,
+) -> Result<Page, Failure> {
+    let (started, tab, read_max) = (Instant::now(), statuses[0], bounds.read_max);
     let (mut page, mut after, mut covered_s) = (Page::default(), after.to_vec(), 0);
     loop {
         let window_s = Some((covered_s * 7).max(1)).filter(|window_s| covered_s + window_s < OLDEST_S);
         let request = SearchRequest {
-            statuses: &[tab],
+            statuses,
             filter,
             span_s: window_s.filter(|_| tab.has_ended()),
-            by_delivery: true,
+            by_delivery: bounds.by_delivery,
             descending: tab.is_latest_first(reversed),
             after: &after,
-            page_rows: PAGE_ROWS,
+            page_rows: bounds.rows as i32 + 1,
             read_max: Some(read_max),
         };
         page.sql = request.to_show();
@@ -88,12 +196,12 @@ pub async fn page<S: Fetch>(
             found => found?,
         };
         page.rows.extend(found.rows);
-        let Some((bound, cursor)) = found.end.filter(|_| page.rows.len() <= PAGE) else {
+        let Some((bound, cursor)) = found.end.filter(|_| page.rows.len() <= bounds.rows) else {
             break; // the page is full, or there are no more
         };
         covered_s += request.span_s.unwrap_or_default();
         after = cursor;
-        if bound == SearchBound::Rows || started.elapsed() > HISTORY_BUDGET {
+        if bound == SearchBound::Rows || started.elapsed() > bounds.budget {
             let scope = if is_of_lanes(tab) { " of each lane" } else { "" };
             page.extent = match bound {
                 SearchBound::Rows if filter.is_empty() => None,
@@ -104,8 +212,8 @@ pub async fn page<S: Fetch>(
             break;
         }
     }
-    if page.rows.len() > PAGE {
-        page.rows.truncate(PAGE);
+    if page.rows.len() > bounds.rows {
+        page.rows.truncate(bounds.rows);
         page.next = page.rows.last().map(|row| row.cursor.clone());
     }
     Ok(page)
@@ -135,7 +243,6 @@ fn read_max(lanes: usize, tab: MessageStatus, filter: &Filter) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use outbox_core::words::Word;
 
     fn of_key() -> Filter {
         Filter {

@@ -1,21 +1,21 @@
-//! The list of messages: a tab for each status, a search, and the actions on the messages that are shown.
+//! The list of messages: the newest and a tab for each status, a search, and the actions on the messages that are shown.
 
 use super::act::act_path;
 use super::causes::Causes;
 use super::context::{Fields, PageContext};
 use super::format::{capped, count, distance, encode, message_path};
 use super::message::seq_of;
-use super::page::{MonitorPage, as_sql, problem};
+use super::page::{MonitorPage, as_sql, badge, problem};
 use super::search::{self, WORDS};
 use super::session_pool::MonitorSession;
 use super::snapshot::{DEAD_CAP, MonitorSnapshot, WAITING_CAP};
-use super::tab::TABS;
+use super::tab::{TABS, Tab};
 use crate::failure::{Code, Failure};
 use crate::format::capitalised;
 use crate::messages::bulk::Verb;
 use crate::messages::page::MessageRow;
 use crate::messages::{Filter, filter, tab};
-use crate::queries::state::MessageStatus;
+use crate::queries::state::{MessageStatus, Toned};
 use crate::queries::why;
 use axum::extract::Form;
 use axum::response::Response;
@@ -39,7 +39,7 @@ enum ListContent {
 
 struct MessageList {
     context: PageContext,
-    tab: MessageStatus,
+    tab: Tab,
     search: String,
     /// The pages up to this one, without the first.
     trail: Vec<PageStart>,
@@ -51,6 +51,8 @@ struct MessageList {
     reads_events: bool,
     /// Why each message waits, by seq and destination, in the tabs that show it.
     reasons: HashMap<(i64, String), String>,
+    /// The number of messages of each tab that match the search.
+    matches: HashMap<MessageStatus, String>,
 }
 
 pub async fn list(context: PageContext, Form(fields): Form<Fields>) -> Response {
@@ -74,7 +76,7 @@ pub async fn list(context: PageContext, Form(fields): Form<Fields>) -> Response 
     if let Some(seq) = seq {
         return context.request.redirect(&format!("message/{seq}"));
     }
-    let tab = MessageStatus::parse(fields.get("tab")).unwrap_or(MessageStatus::Ready);
+    let tab = Tab::parse(fields.get("tab"));
     let mut list = MessageList {
         tab,
         search,
@@ -83,6 +85,7 @@ pub async fn list(context: PageContext, Form(fields): Form<Fields>) -> Response 
         reversed: tab.can_reverse() && fields.get("order") == "reversed",
         reads_events: false,
         reasons: HashMap::new(),
+        matches: HashMap::new(),
         context,
     };
     let database = Arc::clone(&list.context.database);
@@ -106,10 +109,10 @@ pub async fn list(context: PageContext, Form(fields): Form<Fields>) -> Response 
 }
 
 /// The class of the number of a tab that has failures.
-fn alarm(tab: MessageStatus, number: &str) -> &'static str {
+fn alarm(tab: Tab, number: &str) -> &'static str {
     match tab {
-        MessageStatus::Retrying if number != "0" => " warn",
-        MessageStatus::Dead if number != "0" => " bad",
+        Tab::Of(MessageStatus::Retrying) if number != "0" => " warn",
+        Tab::Of(MessageStatus::Dead) if number != "0" => " bad",
         _ => "",
     }
 }
@@ -118,18 +121,31 @@ impl MessageList {
     async fn read(&mut self, session: &MonitorSession, filter: &Filter) -> Result<ListContent, Failure> {
         self.reads_events = session.reads_events;
         let is_plain = self.search.is_empty() && self.trail.is_empty() && !self.reversed && !self.is_each;
-        if is_plain {
-            let causes = Causes::read(session, self.tab).await?;
+        if let Some(status) = self.tab.status().filter(|_| is_plain) {
+            let causes = Causes::read(session, status).await?;
             if causes.are_worthwhile() {
                 return Ok(ListContent::Causes(causes));
             }
         }
         let lanes = self.snapshot().map_or(1, MonitorSnapshot::lanes);
         let (_, after) = self.trail.last().cloned().unwrap_or_default();
-        let page = tab::page(session, lanes, self.tab, self.reversed, filter, &after).await?;
-        if self.tab.shows_reasons() && !page.rows.is_empty() {
-            let rows = page.rows.iter().map(|row| row.message.clone()).collect();
+        let page = match self.tab {
+            Tab::Latest => tab::latest(session, lanes, filter).await?,
+            Tab::Of(status) => tab::page(session, lanes, status, self.reversed, filter, &after).await?,
+        };
+        let waits = |row: &&MessageRow| matches!(row.text("status"), Some("ready" | "in flight"));
+        if self.tab.shows_reasons() && page.rows.iter().any(|row| waits(&row)) {
+            let rows = page.rows.iter().filter(waits).map(|row| row.message.clone()).collect();
             self.reasons = why::first_reasons(session, rows).await?;
+        }
+        for status in MessageStatus::ALL.iter().copied().filter(|_| !filter.is_empty()) {
+            // Without a number if it takes too long.
+            if let Ok((n, has_more)) = tab::matches(session, lanes, status, filter).await {
+                self.matches.insert(
+                    status,
+                    format!("{}{}", count(n as i64), if has_more { "+" } else { "" }),
+                );
+            }
         }
         Ok(ListContent::Messages(page))
     }
@@ -149,15 +165,19 @@ impl MessageList {
         format!("{}{view}{order}{page}", self.tab_path(self.tab))
     }
 
-    fn tab_path(&self, tab: MessageStatus) -> String {
+    fn tab_path(&self, tab: Tab) -> String {
         format!("{}&q={}", tab.path(), encode(&self.search))
     }
 
-    /// The number of messages of a tab, if it is known without a search.
-    fn count(&self, tab: MessageStatus) -> Option<String> {
-        let snapshot = self.snapshot().filter(|_| self.search.is_empty())?;
+    /// The number of messages of a tab: those that match the search, or all if that is known without one.
+    fn count(&self, tab: Tab) -> Option<String> {
+        let status = tab.status()?;
+        if !self.search.is_empty() {
+            return self.matches.get(&status).cloned();
+        }
+        let snapshot = self.snapshot()?;
         let waiting = snapshot.slow.waiting.as_ref();
-        match tab {
+        match status {
             MessageStatus::Ready => {
                 let depths = snapshot.slow.depths.as_ref()?;
                 let is_cut = depths.lanes.iter().any(|lane| lane.depth >= depths.cap);
@@ -184,9 +204,9 @@ impl MessageList {
         };
         let body = html! {
             nav.tabs aria-label="States" { ul {
-                // Ready, in flight, retrying, blocked and scheduled together.
-                @if let Some(pending) = pending { li.note { (count(pending)) " pending:" } }
                 @for tab in TABS {
+                    // Ready, in flight, retrying, blocked and scheduled together.
+                    @if tab == Tab::Of(MessageStatus::Ready) && let Some(pending) = pending { li.note { (count(pending)) " pending:" } }
                     li { a href=(self.tab_path(tab)) aria-current=[(tab == self.tab).then_some("page")] title=(tab.about()) {
                         (tab.title()) @if let Some(number) = self.count(tab) { " " span class={ "count" (alarm(tab, &number)) } { (number) } }
                     } }
@@ -203,7 +223,7 @@ impl MessageList {
                         }
                     }
                     label for="q" { "Search" }
-                    input #q type="search" name="q" value=(typed) placeholder="an id, a key, or type:OrderPlaced since:2h" autocomplete="off" spellcheck="false";
+                    input #q type="search" name="q" value=(typed) placeholder="an id, a key, or criteria, e.g. type:OrderPlaced since:2h" autocomplete="off" spellcheck="false";
                     button { "Search" }
                 }
                 (self.fields())
@@ -217,7 +237,7 @@ impl MessageList {
                             span.note { (causes.about()) " · " a href={ (self.tab.path()) "&view=each" } { "one by one" } }
                             (self.bulk())
                         }
-                        (causes.table(self.tab, self.verbs(), self.context.now_s()))
+                        @if let Some(status) = self.tab.status() { (causes.table(status, self.verbs(), self.context.now_s())) }
                     }
                     Err(text) => { (problem("The search failed", text)) }
                 }
@@ -237,12 +257,12 @@ impl MessageList {
         let partitions = snapshot.iter().flat_map(|snapshot| &snapshot.partitions);
         let fields = [
             ("destination", "Destination", Some("f-destinations"), ""),
-            ("partition", "Partition", Some("f-partitions"), "p07"),
-            ("key", "Key", None, "order:42"),
-            ("error", "Error contains", None, "timeout"),
-            ("since", "Since", Some("f-times"), "2h"),
-            ("type", "Type", None, "OrderPlaced"),
-            ("agg", "Aggregate", None, "order:42"),
+            ("partition", "Partition", Some("f-partitions"), "e.g. p07"),
+            ("key", "Key", None, "e.g. order:42"),
+            ("error", "Error contains", None, "e.g. timeout"),
+            ("since", "Since", Some("f-times"), "e.g. 2h"),
+            ("type", "Type", None, "e.g. OrderPlaced"),
+            ("agg", "Aggregate", None, "e.g. order:42"),
             ("correlation", "Correlation id", None, ""),
         ];
         let shown = if self.reads_events { 8 } else { 5 }; // the others search in events
@@ -333,7 +353,7 @@ impl MessageList {
     /// The actions on all messages that match the search.
     fn bulk(&self) -> Markup {
         // No replay chooses discarded messages alone.
-        let has_bulk = matches!(self.tab, MessageStatus::Dead | MessageStatus::Published);
+        let has_bulk = matches!(self.tab, Tab::Of(MessageStatus::Dead | MessageStatus::Published));
         html! {
             @if has_bulk { span.bulk { @for verb in self.verbs() {
                 a.button.danger[*verb == Verb::Discard] href={ "act/bulk?verb=" (verb.name()) "&q=" (encode(&self.search)) } { (capitalised(verb.name())) " all…" }
@@ -345,41 +365,42 @@ impl MessageList {
         let now_s = self.context.now_s();
         let (verbs, why) = (
             self.verbs(),
-            if self.tab.shows_reasons() {
-                "Waits because"
-            } else {
-                "Error"
+            match self.tab {
+                Tab::Latest => "Waits because, or error",
+                tab if tab.shows_reasons() => "Waits because",
+                _ => "Error",
             },
         );
         html! {
             div.scroll tabindex="0" role="region" aria-label="Messages" { table.stack.messages {
                 thead { tr {
                     @if !verbs.is_empty() { th { input #select-all type="checkbox" aria-label="Select all on this page"; } }
-                    th { "Seq" } @if self.reads_events { th { "Type" } } th { "Key" } th { "Destination" } th { "Partition" }
+                    th { "Seq" } @if self.tab == Tab::Latest { th { "Status" } } @if self.reads_events { th { "Type" } } th { "Key" } th { "Destination" } th { "Partition" }
                     th.n { "Attempts" } (self.time_head()) th { (why) } @if !verbs.is_empty() { th { "Actions" } }
                 } }
                 tbody { @for row in rows {
                     @let (seq, destination) = (row.number("seq"), row.text("destination").unwrap_or_default());
                     @let (text, key) = (|name| row.text(name).unwrap_or("–"), format!("{seq} {destination}"));
-                    @let at = ["ended_at", "available_at", "enqueued_at"].iter().find_map(|time| row.text(time));
+                    @let times = if self.tab == Tab::Latest { &["enqueued_at"][..] } else { &["ended_at", "available_at", "enqueued_at"] };
+                    @let at = times.iter().find_map(|time| row.text(time));
+                    @let reason = self.reasons.get(&(seq, destination.to_owned()));
+                    @let error = reason.map(String::as_str).or_else(|| row.text("last_error").filter(|_| self.tab == Tab::Latest || !self.tab.shows_reasons()));
+                    @let error: String = error.unwrap_or("–").chars().take(ERROR_MAX).collect();
                     tr data-of=(key) {
                         @if !verbs.is_empty() {
                             td data-label="Select" { input type="checkbox" name="m" form="selected" value=(key) aria-label={ "Select message " (seq) }; }
                         }
                         td data-label="Seq" { a href=(message_path(seq, destination)) { (seq) } }
+                        @if self.tab == Tab::Latest { td data-label="Status" { (row.text("status").and_then(MessageStatus::of_name).map_or_else(Markup::default, |status| badge(status.name(), status.tone()))) } }
                         @if self.reads_events { td data-label="Type" { (text("type")) } }
                         td data-label="Key" { (text("key")) }
                         td data-label="Destination" { (destination) }
                         td data-label="Partition" { (text("partition_key")) }
                         td.n data-label="Attempts" { (row.number("attempts")) @if row.message["replayed"] == true { " " span.badge.plain { "replay" } } }
                         td.time data-label=(self.tab.time_title()) { (distance(at.unwrap_or_default(), now_s)) }
-                        td.error data-label=(why) {
-                            @if self.tab.shows_reasons() {
-                                (self.reasons.get(&(seq, destination.to_owned())).map_or("–", String::as_str))
-                            } @else {
-                                @if row.blocks == Some(true) { span.badge.warn { "blocks its key" } " " }
-                                @for c in text("last_error").chars().take(ERROR_MAX) { (c) }
-                            }
+                        td.error data-label=(why) title=(error) {
+                            @if row.blocks == Some(true) { span.badge.warn { "blocks its key" } " " }
+                            (error)
                         }
                         @if !verbs.is_empty() { td.time data-label="Actions" {
                             @for verb in verbs { a href=(act_path(*verb, seq, destination)) { (capitalised(verb.name())) } " " }
@@ -396,7 +417,11 @@ impl MessageList {
         if !self.tab.can_reverse() {
             return html! { th { (title) } };
         }
-        let (sort, arrow, other) = match self.tab.is_latest_first(self.reversed) {
+        let is_latest_first = self
+            .tab
+            .status()
+            .is_some_and(|status| status.is_latest_first(self.reversed));
+        let (sort, arrow, other) = match is_latest_first {
             true => ("descending", "▼", "Show the earliest first"),
             false => ("ascending", "▲", "Show the latest first"),
         };

@@ -1,21 +1,82 @@
-//! The tabs of the list of messages: one for each status.
+//! The tabs of the list of messages: the newest of all, and one for each status.
 
 use crate::format::capitalised;
 use crate::messages::bulk::Verb;
 use crate::queries::state::MessageStatus;
 use outbox_core::words::Word;
 
-/// The tabs: what waits, with the failures next to what works, then what ended.
-pub const TABS: [MessageStatus; 8] = [
-    MessageStatus::Ready,
-    MessageStatus::InFlight,
-    MessageStatus::Retrying,
-    MessageStatus::Dead,
-    MessageStatus::Blocked,
-    MessageStatus::Scheduled,
-    MessageStatus::Published,
-    MessageStatus::Discarded,
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Tab {
+    /// The newest messages of all statuses.
+    Latest,
+    Of(MessageStatus),
+}
+
+/// The tabs: the newest, what waits, with the failures next to what works, then what ended.
+pub const TABS: [Tab; 9] = [
+    Tab::Latest,
+    Tab::Of(MessageStatus::Ready),
+    Tab::Of(MessageStatus::InFlight),
+    Tab::Of(MessageStatus::Retrying),
+    Tab::Of(MessageStatus::Dead),
+    Tab::Of(MessageStatus::Blocked),
+    Tab::Of(MessageStatus::Scheduled),
+    Tab::Of(MessageStatus::Published),
+    Tab::Of(MessageStatus::Discarded),
 ];
+
+impl Tab {
+    /// That of a word in a URL; another word means the newest messages.
+    pub fn parse(word: &str) -> Self {
+        MessageStatus::of_name(&word.replace('-', " ")).map_or(Self::Latest, Self::Of)
+    }
+
+    pub fn status(self) -> Option<MessageStatus> {
+        match self {
+            Self::Latest => None,
+            Self::Of(status) => Some(status),
+        }
+    }
+
+    pub fn word(self) -> String {
+        self.status().map_or_else(|| "latest".to_owned(), MessageStatus::word)
+    }
+
+    pub fn path(self) -> String {
+        format!("messages?tab={}", self.word())
+    }
+
+    pub fn title(self) -> String {
+        self.status()
+            .map_or_else(|| "Latest".to_owned(), |status| capitalised(status.name()))
+    }
+
+    pub fn about(self) -> &'static str {
+        self.status()
+            .map_or("The newest messages of all statuses.", MessageStatus::about)
+    }
+
+    pub fn time_title(self) -> &'static str {
+        self.status().map_or("Enqueued", MessageStatus::time_title)
+    }
+
+    /// Whether the list says why a message that is ready or in flight waits, in place of its error.
+    pub fn shows_reasons(self) -> bool {
+        matches!(
+            self,
+            Self::Latest | Self::Of(MessageStatus::Ready | MessageStatus::InFlight)
+        )
+    }
+
+    /// The actions on its messages. Those of one status have the same.
+    pub fn verbs(self) -> &'static [Verb] {
+        self.status().map_or(&[], MessageStatus::verbs)
+    }
+
+    pub fn can_reverse(self) -> bool {
+        self.status().is_some_and(MessageStatus::can_reverse)
+    }
+}
 
 impl MessageStatus {
     /// The word in URLs.
@@ -25,14 +86,6 @@ impl MessageStatus {
 
     pub fn path(self) -> String {
         format!("messages?tab={}", self.word())
-    }
-
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::of_name(&word.replace('-', " "))
-    }
-
-    pub fn title(self) -> String {
-        capitalised(self.name())
     }
 
     /// What the messages of the tab are, in a sentence.
@@ -47,11 +100,6 @@ impl MessageStatus {
             Self::Dead => "Dead letters. Retry one to deliver it again.",
             Self::Discarded => "Discarded by hand or after their retention, the latest first.",
         }
-    }
-
-    /// Whether the list says why each message waits, in place of its error.
-    pub fn shows_reasons(self) -> bool {
-        matches!(self, Self::Ready | Self::InFlight)
     }
 
     /// The actions on a message.
@@ -71,10 +119,10 @@ mod tests {
 
     #[test]
     fn each_status_has_a_tab_with_a_word() {
-        for tab in MessageStatus::ALL.iter().copied() {
+        for tab in MessageStatus::ALL.iter().copied().map(Tab::Of) {
             assert!(TABS.contains(&tab), "{tab:?}");
-            assert_eq!(MessageStatus::parse(&tab.word()), Some(tab));
+            assert_eq!(Tab::parse(&tab.word()), tab);
         }
-        assert_eq!(MessageStatus::parse("all"), None);
+        assert_eq!(Tab::parse("all"), Tab::Latest);
     }
 }
