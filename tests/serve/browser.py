@@ -14,7 +14,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
 WANTED, URL, PSQL = sys.argv[1], sys.argv[2], sys.argv[3:]
-PAGES = ["/", "/messages", "/messages?tab=dead", "/messages?tab=dead&view=each", "/messages?tab=published&q=type:OrderPlaced", "/destinations", "/partitions", "/workers", "/audit"]
+PAGES = ["/", "/messages", "/messages?q=OrderPlaced", "/messages?tab=dead", "/messages?tab=dead&view=each", "/messages?tab=published&q=type:OrderPlaced", "/destinations", "/partitions", "/workers", "/audit"]
 IMAGES = os.path.join(os.path.dirname(__file__), "..", "..", "docs", "img")
 LONG = 60_000
 expect.set_options(timeout=LONG)
@@ -85,6 +85,28 @@ def fit_and_are_accessible(browser, paths):
                 details = [(v["id"], v["help"], [n["html"][:200] for n in v["nodes"][:3]]) for v in grave]
                 assert not grave, f"{where}: {details}"
         page.context.close()
+
+
+def lists_are_short(browser):
+    page = new_page(browser)
+    sql("update outbox_dead set reason = reason || repeat(' and so on', 60)")
+    open_page(page, "/messages?tab=dead&view=each")
+    rows = page.locator("#list tbody tr")
+    tallest = max(rows.evaluate_all("(rows) => rows.map((row) => row.offsetHeight)"))
+    assert tallest < 80, f"a row of {tallest} px: its error is longer than one line"
+    expect(rows.locator("td.error").first).to_have_attribute("title", re.compile("and so on and so on"))
+    italic = page.locator("#q").evaluate("(input) => getComputedStyle(input, '::placeholder').fontStyle")
+    assert italic == "italic", "a placeholder looks like a value"
+    page.set_viewport_size({"width": 390, "height": 844})
+    open_page(page, "/messages?tab=dead&view=each")
+    cut = page.locator(".tabs a").evaluate_all("(links) => links.filter((a) => a.getBoundingClientRect().right > innerWidth).map((a) => a.textContent)")
+    assert cut == [], f"tabs out of sight: {cut}"
+    open_page(page, "/partitions")
+    tall = page.evaluate("document.documentElement.scrollHeight")
+    assert tall < 2200, f"partitions: {tall} px tall"
+    sql("update outbox_dead set reason = split_part(reason, ' and so on', 1)")
+    no_faults(page, "short")
+    page.context.close()
 
 
 def a_message_shows_without_a_reload(browser):
@@ -636,6 +658,7 @@ with sync_playwright() as playwright:
     browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
     scenes = [
         pages_fit_and_are_accessible,
+        lists_are_short,
         the_chart_shows_values_by_mouse_and_keyboard,
         markup_of_others_stays_text,
         pages_follow_each_other,

@@ -112,7 +112,7 @@ pub fn partitions(snapshot: &MonitorSnapshot) -> Markup {
         @if !snapshot.server.leasing {
             p.note { "Leasing is off: workers claim rows of all partitions, and no order of a key is kept." }
         }
-        div.scroll tabindex="0" role="region" aria-label="Partitions" { table.stack {
+        div.scroll tabindex="0" role="region" aria-label="Partitions" { table.stack.fleet.leases {
             thead { tr {
                 th { "Partition" } th { "Owner" } th { "Lease" } th.n { "Epoch" } th.n { "Ready or in flight" } th.n { "First seq" } th { "Blocked key" }
             } }
