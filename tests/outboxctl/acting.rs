@@ -149,6 +149,51 @@ fn retry_and_discard_change_what_was_counted_and_audit_the_reason() {
 }
 
 #[test]
+fn retry_names_the_messages_that_wait_for_their_next_attempt_and_tries_them_on_request() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "select outbox_publish(case n % 2 when 1 then 'A' else 'B' end, '{}', available_at => now() + interval '1 day')
+         from generate_series(1, 5) n;
+         update outbox_waiting set state = 'b', attempts = 7,
+                last_error = case when seq <= 3 then 'HTTP 500' else 'timeout' end where seq < 5",
+    );
+    let due = "select coalesce(array_agg(seq order by seq), '{}') from outbox_waiting where due_at <= now()";
+    let run = |args: &[&str]| Ctl::new(&cluster, &[&["retry"], args].concat()).run();
+    let told = run(&["--error-like", "HTTP%"]);
+    assert!(
+        told.out.contains("0 dead letters matched; nothing is changed."),
+        "{told:?}"
+    );
+    assert!(
+        told.err
+            .contains("3 messages are retrying: add --retrying for another attempt now"),
+        "{told:?}"
+    );
+    let refused = run(&["--retrying", "--yes"]).failed(5);
+    assert!(refused.contains("no criterion"), "{refused}");
+    for (criteria, wanted) in [
+        (&["--from", "1"][..], 4), // the fifth is scheduled
+        (&["--error-like", "HTTP%", "--type", "A"], 2),
+        (&["--from", "2", "--to", "3"], 2),
+        (&["--from", "1", "--max", "3"], 3),
+        (&["--destination", "audit"], 0),
+    ] {
+        let counted = dry(&cluster, &[&["retry", "--retrying"], criteria].concat());
+        assert_eq!(counted["matched"], wanted, "{criteria:?}");
+    }
+    assert_eq!(cluster.query_one::<Vec<i64>>(DB, due), [] as [i64; 0]);
+    let done = run(&["--retrying", "--type", "A", "--reason", "repaired", "--yes"]).well();
+    assert_eq!(done, "Retried: 2 messages.\n");
+    assert_eq!(cluster.query_one::<Vec<i64>>(DB, due), [1, 3]);
+    let audit = "select array_agg(filter->>'seq' || ' ' || reason order by at) from outbox_audit";
+    assert_eq!(
+        cluster.query_one::<Vec<String>>(DB, audit),
+        ["1 repaired", "3 repaired"]
+    );
+}
+
+#[test]
 fn a_message_is_found_by_its_seq_at_any_destination() {
     let cluster = quiet_cluster();
     dead_letters(&cluster);

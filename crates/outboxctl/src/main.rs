@@ -54,7 +54,7 @@ enum Command {
     /// Show all of one message, and why it is not delivered
     Show(show::ShowArgs),
     /// Retry dead letters, or deliver a waiting message immediately
-    Retry(act::DeadArgs),
+    Retry(act::RetryArgs),
     /// Discard dead letters or waiting messages
     Discard(act::DeadArgs),
     /// Send published or discarded messages again
@@ -104,7 +104,7 @@ async fn run() -> ExitCode {
         Command::Check(args) => check::run(&context, args).await,
         Command::List(args) => list::run(&context, args).await,
         Command::Show(args) => show::run(&context, args).await,
-        Command::Retry(args) => act::dead(&context, Verb::Retry, args).await,
+        Command::Retry(args) => act::retry(&context, args).await,
         Command::Discard(args) => act::dead(&context, Verb::Discard, args).await,
         Command::Replay(args) => act::replay(&context, args).await,
         Command::Pause(args) => delivery::switch(&context, Verb::Pause, args).await,

@@ -5,10 +5,12 @@ use super::{CommandContext, exit_code, text};
 use crate::connect::Session;
 use crate::failure::{Code, Failure};
 use crate::format::{capitalised, counted};
-use crate::messages::When;
 use crate::messages::bulk::{BulkCriteria, Choice, Verb};
+use crate::messages::page::SearchRequest;
+use crate::messages::{Filter, When};
 use crate::operation::{OperatorAction, run};
 use crate::output;
+use crate::queries::state::MessageStatus;
 use crate::screen::text::harmless;
 use clap::Args;
 use outbox_core::words::Word;
@@ -30,6 +32,16 @@ pub struct DeadArgs {
     limit: LimitArgs,
     #[command(flatten)]
     consent: Consent,
+}
+
+/// Which messages to try again.
+#[derive(Args)]
+pub struct RetryArgs {
+    #[command(flatten)]
+    dead: DeadArgs,
+    /// The messages that wait for their next attempt, instead of dead letters
+    #[arg(long, conflicts_with_all = ["seqs", "since", "until", "attempts_below"])]
+    retrying: bool,
 }
 
 /// Which messages to send again.
@@ -84,6 +96,20 @@ impl LimitArgs {
     }
 }
 
+pub async fn retry(context: &CommandContext, args: &RetryArgs) -> Result<ExitCode, Failure> {
+    if !args.retrying {
+        return dead(context, Verb::Retry, &args.dead).await;
+    }
+    if args.dead.choice == Choice::default() {
+        let all = Failure::new(Code::Refused, "no criterion is given: this would be every message");
+        return Err(all.hint("For all of them use --from 1."));
+    }
+    let session = context.actor().await?;
+    let found = retrying(&session, &args.dead.choice, args.dead.limit.rows()).await?;
+    let found = found.into_iter().map(|(seq, destination)| (seq, Ok(destination)));
+    act_on_each(context, &session, Verb::Retry, found.collect(), &args.dead).await
+}
+
 /// Runs `retry` or `discard`, for seqs or by criteria.
 pub async fn dead(context: &CommandContext, verb: Verb, args: &DeadArgs) -> Result<ExitCode, Failure> {
     let mut choice = args.choice.clone();
@@ -95,7 +121,47 @@ pub async fn dead(context: &CommandContext, verb: Verb, args: &DeadArgs) -> Resu
     if choice != Choice::default() {
         return Err(Failure::new(Code::Usage, "give either seqs or criteria, not both"));
     }
-    by_seq(context, verb, args).await
+    let session = context.actor().await?;
+    let named = args.choice.destination.as_deref();
+    let mut found = Vec::new();
+    for seq in &args.seqs {
+        found.push((*seq, destination_of(&session, *seq, named).await?));
+    }
+    act_on_each(context, &session, verb, found, args).await
+}
+
+/// Seq and destination of the messages that wait for their next attempt, the lowest seqs first.
+async fn retrying(session: &Session, choice: &Choice, max_rows: Option<i32>) -> Result<Vec<(i64, String)>, Failure> {
+    let criteria = choice.criteria.clone();
+    let filter = Filter {
+        destination: choice.destination.clone(),
+        key: criteria.key,
+        event_type: criteria.event_type,
+        aggregate_type: criteria.aggregate_type,
+        aggregate_id: criteria.aggregate_id,
+        error_like: choice.error_like.clone(),
+        ..Filter::default()
+    };
+    let request = SearchRequest {
+        statuses: &[MessageStatus::Retrying],
+        filter: &filter,
+        span_s: None,
+        by_delivery: false,
+        descending: false,
+        after: &Vec::from_iter(criteria.seq_from.map(|from| from.saturating_sub(1).to_string())),
+        page_rows: max_rows.unwrap_or(i32::MAX),
+        read_max: None,
+    };
+    let rows = request.run(session).await?.rows;
+    let messages = rows.iter().map(|row| {
+        let destination = row.text("destination").unwrap_or_default();
+        (row.number("seq"), destination.to_owned())
+    });
+    let mut found: Vec<_> = messages
+        .filter(|(seq, _)| criteria.seq_to.is_none_or(|to| *seq <= to))
+        .collect();
+    found.truncate(max_rows.map_or(usize::MAX, |rows| rows as usize)); // the last seq may have several
+    Ok(found)
 }
 
 pub async fn replay(context: &CommandContext, args: &ReplayArgs) -> Result<ExitCode, Failure> {
@@ -140,6 +206,13 @@ async fn act_on_counted(
         false if is_done => output::print(&format!("{}: {}.\n", verb.past(), counted(done, nouns.0, nouns.1)))?,
         false => output::print(&format!("{what} matched; nothing is changed.\n"))?,
     }
+    if verb == Verb::Retry && matched == 0 && !context.json && !choice.is_about_death() {
+        let waiting = retrying(&session, &choice, choice.max_rows).await?.len() as i64;
+        if waiting > 0 {
+            let messages = counted(waiting, "message is", "messages are");
+            output::log(&format!("{messages} retrying: add --retrying for another attempt now"));
+        }
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -177,16 +250,18 @@ impl Consent {
 
 const NOT_CONFIRMED: &str = "not confirmed; nothing is changed";
 
-// ---- by seq ---------------------------------------------------------------------------------------------------------
+// ---- one by one -----------------------------------------------------------------------------------------------------
 
-async fn by_seq(context: &CommandContext, verb: Verb, args: &DeadArgs) -> Result<ExitCode, Failure> {
-    let session = context.actor().await?;
+/// Acts on each message at its destination. Without one there is the reason why not.
+async fn act_on_each(
+    context: &CommandContext,
+    session: &Session,
+    verb: Verb,
+    found: Vec<(i64, Result<String, String>)>,
+    args: &DeadArgs,
+) -> Result<ExitCode, Failure> {
     let Consent { dry_run, reason, .. } = &args.consent;
-    let mut found = Vec::new();
     let named = args.choice.destination.as_deref();
-    for seq in &args.seqs {
-        found.push((*seq, destination_of(&session, *seq, named).await?));
-    }
     let matched = found.iter().filter(|(_, destination)| destination.is_ok()).count();
     let what = counted(matched as i64, "message", "messages");
     if !dry_run && matched > 0 {
@@ -207,7 +282,7 @@ async fn by_seq(context: &CommandContext, verb: Verb, args: &DeadArgs) -> Result
                     seq: Some(seq),
                     destination,
                 };
-                let problem = act(&session, &action, reason.as_deref()).await?;
+                let problem = act(session, &action, reason.as_deref()).await?;
                 done += usize::from(problem.is_none());
                 (Some(action.destination), problem)
             }

@@ -106,6 +106,11 @@ impl Verb {
 }
 
 impl Choice {
+    /// Whether a criterion asks for what only dead letters have.
+    pub fn is_about_death(&self) -> bool {
+        self.since.is_some() || self.until.is_some() || self.attempts_below.is_some()
+    }
+
     pub fn call(&self, verb: Verb, reason: Option<&str>, dry_run: bool) -> Call {
         let text = |value: &Option<String>| Argument::Text(value.clone());
         let time = |value: &Option<When>| Argument::Time(value.clone());
