@@ -658,3 +658,42 @@ fn json_that_is_deep_or_large_is_shown_as_it_is() {
     let shown = Ctl::new(&cluster, &["show", &seq.to_string()]).run().well();
     assert!(shown.len() < 4_000_000, "{} bytes", shown.len());
 }
+
+#[test]
+fn messages_are_listed_by_the_cause_of_their_failure() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "create server hook foreign data wrapper outbox_http options (url 'https://hooks.example/');
+         select outbox_publish('T', '{}', destination => case when n > 60 then 'hook' else 'default' end,
+                               available_at => now() + interval '1 day') from generate_series(1, 70) n;
+         update outbox_waiting set state = 'b', attempts = 2, last_error = 'order-' || seq || ' is unknown' where seq <= 68;
+         insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason)
+           select seq, enqueued_at, 15, partition, destination, key, 'refused' from outbox_waiting where seq <= 3;
+         delete from outbox_waiting where seq <= 3",
+    );
+    let causes = Ctl::new(&cluster, &["list", "--by-cause", "--json"]).run().json_lines();
+    let shown: Vec<Value> = causes
+        .iter()
+        .map(|cause| json!([cause["messages"], cause["status"], cause["destination"], cause["error"]]))
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            json!([57, "retrying", "default", "order-# is unknown"]),
+            json!([8, "retrying", "hook", "order-# is unknown"]),
+            json!([3, "dead", "default", "refused"])
+        ]
+    );
+    assert!(
+        causes.iter().all(|cause| cause["oldest_age_s"].as_f64() > Some(0.0)),
+        "{causes:?}"
+    );
+    let table = Ctl::new(&cluster, &["list", "--by-cause", "--destination", "hook"])
+        .run()
+        .well();
+    assert!(
+        table.starts_with("messages  status") && table.contains("order-# is unknown"),
+        "{table}"
+    );
+}

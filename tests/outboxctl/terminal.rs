@@ -116,6 +116,27 @@ fn each_row_is_one_line_and_colours_need_a_terminal() {
 }
 
 #[test]
+fn eighty_columns_show_the_error_of_each_message_and_break_no_word() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "create server warehouse foreign data wrapper outbox_http options (url 'https://hooks.example/');
+         select outbox_publish('OrderPlacedByCustomer', '{}', 'order-of-a-customer', n::text,
+                               destination => case n when 1 then 'warehouse' else 'default' end)
+         from generate_series(1, 2) n;
+         insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason)
+         select seq, enqueued_at, seq, partition, destination, key, 'refused by a broker that explains itself' from outbox;
+         delete from outbox",
+    );
+    let string = cluster.conn_string(DB);
+    let list = Seated::start(&["list", "-d", &string], &[("NO_COLOR", "1")]).end(0, "…\r\n");
+    assert_eq!(list.matches("  refused by a bro").count(), 2, "{list}");
+    let status = Seated::start(&["status", "-d", &string], &[("NO_COLOR", "1")]).end(0, "Fix: ");
+    let longest = status.lines().map(|line| line.trim_end().chars().count()).max();
+    assert!(longest <= Some(80), "{status}");
+}
+
+#[test]
 fn a_password_is_prompted_for_and_not_echoed() {
     let cluster = quiet_cluster();
     cluster.exec(

@@ -57,11 +57,12 @@ fn as_text(lines: impl IntoIterator<Item = Line<'static>>, colours: bool) -> Str
     text
 }
 
-/// Prints rows under the titles of their columns. On a terminal long texts are cut, so that each row is one line; the
-/// output for a script is not.
+/// Prints rows under the titles of their columns. On a terminal long texts are cut, so that each row is one line, and
+/// columns without room are left out; the output for a script has all.
 pub fn print_rows(rows: &[ListRow]) -> Result<(), Failure> {
-    let (mut lines, _) = list::lines(rows, room(), 2); // their columns all stay
+    let (mut lines, same) = list::lines(rows, room(), 2);
     lines.iter_mut().take(1).for_each(|titles| titles.style = theme::STRONG);
+    lines.extend(list::each(&same));
     print_lines(lines)
 }
 

@@ -83,11 +83,7 @@ pub fn report(snapshot: &Snapshot, status: &Status, width: usize) -> Vec<Line<'s
             Ok(rows) => {
                 let (rows, same) = list::lines(&rows, width, 2);
                 lines.extend(rows);
-                lines.extend(
-                    Some(same)
-                        .filter(|same| !same.is_empty())
-                        .map(|same| Line::raw(format!("each: {same}"))),
-                );
+                lines.extend(list::each(&same));
             }
             Err(why) => lines.extend(unreadable(&why, width)),
         }

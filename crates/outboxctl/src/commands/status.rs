@@ -8,7 +8,7 @@ use crate::failure::{Code, Failure};
 use crate::output;
 use crate::queries::model::Snapshot;
 use crate::queries::snapshot;
-use crate::screen::theme;
+use crate::screen::{text, theme};
 use ratatui::text::{Line, Span};
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -90,11 +90,16 @@ fn in_words(session: &Session, snapshot: &Snapshot) -> Result<Vec<Line<'static>>
         lines.push(Line::styled("No known problems.", theme::GOOD));
     }
     for problem in problems {
-        let title = Span::styled(problem.title(), theme::BAD);
-        lines.push(Line::from(vec![title, format!(": {}", problem.problem).into()]));
-        if !problem.remedy.is_empty() {
-            lines.push(Line::raw(format!("  Fix: {}", problem.remedy)));
+        let mut said = text::wrapped(&format!("{}: {}", problem.title(), problem.problem), output::room());
+        if let Some(rest) = said[0].strip_prefix(&problem.title()) {
+            let title = Span::styled(problem.title(), theme::BAD);
+            lines.push(Line::from(vec![title, rest.to_owned().into()]));
+            said.remove(0);
         }
+        if !problem.remedy.is_empty() {
+            said.extend(text::wrapped(&format!("  Fix: {}", problem.remedy), output::room()));
+        }
+        lines.extend(said.into_iter().map(Line::raw));
     }
     Ok(lines)
 }

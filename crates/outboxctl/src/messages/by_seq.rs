@@ -20,9 +20,12 @@ pub struct BySeq {
     /// Only messages after this seq, the last one of the previous page
     #[arg(long, value_name = "SEQ")]
     after: Option<i64>,
-    /// At most this many messages, plus any others of the last seq
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i32).range(1..=100_000))]
-    limit: i32,
+    /// At most this many messages, plus any others of the last seq [default: 50; by cause 1000]
+    #[arg(long, value_parser = clap::value_parser!(i32).range(1..=100_000))]
+    limit: Option<i32>,
+    /// Show the causes of the failures, with the number of their messages [default: of retrying and dead messages]
+    #[arg(long)]
+    pub by_cause: bool,
     /// Show the highest seq first; --after then continues downwards
     #[arg(long)]
     newest_first: bool,
@@ -39,7 +42,7 @@ impl BySeq {
             by_delivery: false,
             descending: self.newest_first,
             after: &after,
-            page_rows: self.limit,
+            page_rows: self.limit(),
             read_max: None,
         };
         Ok(request.run(session).await?.rows)
@@ -47,12 +50,17 @@ impl BySeq {
 
     /// Whether the page is full, so that more messages may follow.
     pub fn is_full(&self, rows: &[MessageRow]) -> bool {
-        rows.len() >= self.limit as usize
+        rows.len() >= self.limit() as usize
+    }
+
+    fn limit(&self) -> i32 {
+        self.limit.unwrap_or(if self.by_cause { 1000 } else { 50 })
     }
 
     /// Without --status dead letters are included, because an operator must decide about each.
     fn wanted(&self) -> Vec<MessageStatus> {
         let is_wanted = |status: &MessageStatus| match self.statuses.is_empty() {
+            true if self.by_cause => matches!(status, MessageStatus::Retrying | MessageStatus::Dead),
             true => self.filter.id.is_some() || !status.has_ended(),
             false => self.statuses.contains(status),
         };

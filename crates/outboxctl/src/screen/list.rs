@@ -178,6 +178,11 @@ pub fn lines(rows: &[ListRow], room: usize, gap: usize) -> (Vec<Line<'static>>, 
     ([titles].into_iter().chain(lines).collect(), same)
 }
 
+/// The line below a list, with the columns that are left out because all rows have the same value there.
+pub fn each(same: &str) -> Option<Line<'static>> {
+    (!same.is_empty()).then(|| Line::raw(format!("each: {same}")))
+}
+
 fn has_value(text: &str) -> bool {
     !text.is_empty() && text != text::known(None::<f64>, |_| String::new())
 }
