@@ -44,6 +44,62 @@ begin
   end loop;
 end
 $$;
+create or replace function @extschema@.outbox_retry(seq bigint, destination text default null, reason text default null)
+returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  partitions constant smallint[] := (select s.partitions from outbox_internal.settings_now() s);
+  to_destination constant text := outbox_internal.destination_of(outbox_retry.seq, outbox_retry.destination);
+  changed boolean;
+  ready smallint; -- the partition in which it can be delivered already
+  found_at record;
+begin
+  changed := outbox_internal.revive(array(
+    select d.ctid from @extschema@.outbox_dead d
+    where d.seq = outbox_retry.seq and d.destination = to_destination)) > 0;
+  if not changed then
+    update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
+    where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
+    changed := found;
+  end if;
+  select o.partition into ready from @extschema@.outbox o
+  where o.ctid = (select outbox_internal.find_row(outbox_retry.seq, to_destination, partitions))
+    and not outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
+    and not outbox_internal.is_taken(o.destination, o.partition, o.seq);
+  if not found and not changed then
+    select m.status, m.destination, date_trunc('seconds', m.ended_at) as ended_at into found_at
+    from outbox_internal.message_rows(outbox_retry.seq) m
+    where m.destination = outbox_retry.destination or outbox_retry.destination is null limit 1;
+    raise notice 'message % %', outbox_retry.seq, case
+        when not found then 'does not exist'
+        when found_at.status in ('published', 'discarded')
+          then format('was %s at %s, destination "%s"', found_at.status, found_at.ended_at, found_at.destination)
+        else format('is %s', found_at.status) end
+      using hint = case
+        when not found then 'See outbox_messages.'
+        when found_at.status in ('published', 'discarded')
+          then format('select outbox_replay(seq_from => %1$s, seq_to => %1$s, dry_run => false) sends it again.',
+                      outbox_retry.seq)
+        else format('select * from outbox_why(%s) says what it waits for.', outbox_retry.seq) end;
+    return false;
+  end if;
+  if ready is not null then
+    perform outbox_internal.record_back(to_destination, ready, outbox_retry.seq);
+  end if;
+  perform outbox_internal.wake(0::bigint);
+  if changed then
+    perform outbox_internal.record_audit(
+      'retry'::text, jsonb_build_object('seq', outbox_retry.seq, 'destination', to_destination), 1::bigint,
+      outbox_retry.reason);
+  end if;
+  return true;
+end
+$$;
+comment on function outbox_internal.shared_memory(text, text) is
+  'The rows of an area of shared memory: counters, server, databases, transactions, first messages, first dead letters, errors, failed'
+  ' tasks, throughput, passes; and of a destination its statistics, history and latency. One view of each area names the'
+  ' columns. No row = the library is not preloaded, or no worker counts.';
+
 create or replace view @extschema@.outbox_status as
 select greatest(c.pending, case when c.pending is not null then 0 end) as pending, -- NULL = not preloaded
        c.in_flight,
@@ -98,6 +154,20 @@ comment on view @extschema@.outbox_worker_status is
   'One row a worker: whether it is alive, the state of its connections, and the number of its partitions. Also the'
   ' number of its destinations, and of those that it cannot reach. state = down only if it can reach none. hangs = its'
   ' process exists and writes no heartbeat; a worker that is not alive and does not hang has ended.';
+
+create view outbox_internal.sharers as
+with kind as (
+  select k.place, k.wrapper from outbox_internal.kinds k where k.of_settings
+), own as (
+  select s.setdatabase from kind k, pg_db_role_setting s, unnest(s.setconfig) c (setting)
+  where s.setrole = 0 and split_part(c.setting, '=', 1) in ('outbox.url', 'outbox.' || k.place))
+select d.datname as database, k.place, k.wrapper
+from kind k, outbox_internal.shared_memory('databases') m (database bigint) join pg_database d on d.oid = m.database::oid
+where current_setting('outbox.url') <> '' and d.oid not in (select o.setdatabase from own o)
+  and not exists (select from own o join pg_database x on x.oid = o.setdatabase where x.datname = current_database());
+comment on view outbox_internal.sharers is
+  'Other databases whose default destination is that of the settings of the server, as is that of this database, unless one'
+  ' of them has a server "default".';
 
 create or replace view @extschema@.outbox_errors as
 select f.destination, f.kind, f.message, f.count, to_timestamp(f.first_us / 1e6) as first_at,
@@ -499,6 +569,153 @@ from unnest('{preload,enabled,standby,version,standbys,identity,partitions,seque
        with ordinality c (name, n)
 left join outbox_internal.problems p on p."check" = c.name
 order by c.n, p.destination;
+create or replace function @extschema@.outbox_check(
+  destination text default 'default', out step text, out ok boolean, out detail text
+) returns setof record language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+declare
+  requested_at constant timestamptz := clock_timestamp();
+  patience constant interval := '5 seconds';
+  -- Just after CREATE EXTENSION the launcher is about to start the first worker.
+  expects_worker constant boolean := current_setting('outbox.workers')::integer > 0
+    and exists (select from outbox_internal.server s where s.preloaded and s.obstacle is null);
+  worker_role constant name := current_setting('outbox.worker_role');
+  described record;
+  kind record;
+  pause record;
+  workers bigint;
+  answers bigint;
+  is_requested boolean := false;
+  seen record;
+  stale text := '';
+  mapping_problem text[];
+begin
+  destination := coalesce(destination, 'default');
+  select d.*, d.destination = 'default' and d.server is null as by_settings into described
+  from outbox_internal.destinations() d where d.destination = outbox_check.destination;
+  step := 'exists';
+  ok := described.destination is not null;
+  if not ok then
+    detail := format('destination "%s" does not exist: CREATE SERVER %1$I FOREIGN DATA WRAPPER %s', destination,
+                     (select string_agg(k.wrapper, ' or ') from outbox_internal.kinds k));
+    return next;
+    return;
+  end if;
+  select k.* into kind from outbox_internal.kinds k
+  where k.wrapper = described.wrapper or described.wrapper is null and k.of_settings;
+  detail := case when described.by_settings then 'described by the settings outbox.url and so on' || coalesce(
+                   (select ', as in database ' || string_agg(quote_ident(s.database), ', ' order by s.database)
+                           || ' unless a server "default" is there: ALTER DATABASE ' || quote_ident(current_database())
+                           || ' SET outbox.' || min(s.place) || ' = ... separates them'
+                    from outbox_internal.sharers s), '')
+                 else format('a server of %s', described.wrapper) end;
+  return next;
+
+  step := 'right';
+  ok := described.destination = 'default' or has_server_privilege(described.server, 'USAGE');
+  detail := case when described.destination = 'default' then 'every role that may enqueue may use it'
+                 when ok then format('role %I may use it', current_user)
+                 else format('role %I may not use it: GRANT USAGE ON FOREIGN SERVER %I TO %1$I', current_user,
+                             destination) end;
+  return next;
+
+  step := 'mapping';
+  mapping_problem := outbox_internal.mapping_problem(described.server);
+  ok := mapping_problem is null;
+  detail := case
+    when not ok then (
+      select w.problem || ': ' || w.remedy
+      from outbox_internal.worded(mapping_problem[1], mapping_problem[2:] || array[
+        'destination', described.destination, 'wrapper', described.wrapper]) w)
+    when described.by_settings then 'none needed: user and password are in the settings'
+    when exists (select from pg_user_mappings m where m.srvid = described.server and m.usename = worker_role)
+      then format('there is a user mapping for %I', worker_role)
+    when exists (select from pg_user_mappings m where m.srvid = described.server and m.umuser = 0)
+      then 'there is a user mapping for PUBLIC'
+    else format('there is no user mapping for %I: ', worker_role) || case
+      when not kind.of_settings or exists (select from unnest(described.options) o where o like 'url=%')
+        then kind.without_mapping
+      else 'user and password are in the settings' end end;
+  return next;
+
+  -- Workers see only committed data, and this session sees only what they committed.
+  loop
+    select count(*), count(*) filter (where c.rechecked_at >= requested_at) into workers, answers
+    from outbox_internal.live_workers w
+    left join @extschema@.outbox_connections c on c.worker_id = w.worker_id and c.destination = outbox_check.destination
+    where w.worker_id like 'server-%'; -- workers outside do not take part
+    exit when workers = answers and (workers > 0 or not expects_worker)
+      or current_setting('transaction_isolation') <> 'read committed' or clock_timestamp() > requested_at + patience;
+    is_requested := is_requested or outbox_internal.request_recheck(destination);
+    -- A new worker is known by then.
+    exit when not is_requested and clock_timestamp() > requested_at + interval '2 seconds';
+    perform pg_sleep(0.01);
+  end loop;
+  if answers < workers then
+    stale := format(' (as of an earlier check: %s of %s workers did not answer in %s s)', workers - answers, workers,
+                    extract(epoch from date_trunc('milliseconds', clock_timestamp() - requested_at))::numeric(9, 1));
+  end if;
+
+  select p.* into pause from @extschema@.outbox_paused p where p.destination = outbox_check.destination;
+  step := 'delivery';
+  ok := pause.destination is null and described.not_adopted is null
+    and not exists (select from outbox_internal.findings f where f."check" = 'enabled');
+  detail := case
+    when described.not_adopted is not null
+      then format('not adopted, %s: messages wait for outbox_adopt(destination => %L)', described.not_adopted, destination)
+    when pause.destination is not null
+      then format('paused by %s%s: messages wait for outbox_resume(%L)', pause.paused_by, ', ' || pause.reason,
+                  destination)
+    when not ok then 'outbox.enabled is off: messages wait'
+    else 'neither paused nor switched off' end;
+  return next;
+
+  select c.state, c.reason, c.detail, c.since, count(*) over () as workers into seen
+  from outbox_internal.connections c where c.destination = outbox_check.destination and c.is_live
+  order by c.severity limit 1;
+  step := 'worker';
+  ok := found;
+  detail := case when ok then format('%s of %s workers serve it', seen.workers, greatest(workers, seen.workers))
+                 when workers > 0 then 'no worker serves it yet: they see a new server within a second of its commit'
+                 else 'no worker is alive: see outbox_health' end;
+  return next;
+
+  step := 'options';
+  ok := case seen.state when 'unconfigured' then false when 'paused' then null when 'pausing' then null
+    else seen.state <> 'starting' end;
+  detail := case when seen.state = 'unconfigured' then seen.detail || stale
+                 when ok then 'the options are valid' || stale
+                 else 'not known: no worker has checked it' end;
+  return next;
+
+  step := 'connection';
+  ok := case when seen.state = 'connected' then true when seen.state in ('down', 'blocked') then false end;
+  detail := case
+    when ok and not kind.connects_first then 'no problem is known: it is not tried before a message is sent to it'
+    when ok then concat_ws(', ', format('connected since %s', date_trunc('seconds', seen.since)), seen.detail) || stale
+    when seen.state in ('down', 'blocked') then concat_ws(': ', seen.state, seen.reason, seen.detail) || stale
+    when seen.state = 'connecting' then 'a worker is connecting' || stale
+    when seen.state in ('paused', 'pausing') then 'not checked while nothing is delivered'
+    else 'not known' end;
+  return next;
+
+  if kind.place is not null then
+    step := kind.place;
+    ok := case when seen.state = 'connected' then true when starts_with(seen.reason, kind.place || '_') then false end;
+    detail := case when ok then format('the %s exists', kind.place) || stale
+                   when not ok then seen.detail || stale
+                   else 'not known without a connection' end;
+    return next;
+  end if;
+
+  step := 'database'; -- what holds the messages of all destinations back, and no step above says
+  detail := (select format('%s: %s', p.problem, p.remedy) from outbox_internal.problems p
+             where p."check" in ('identity', 'role', 'triggers', 'database', 'source', 'partitions') and p.destination is null
+             limit 1);
+  ok := detail is null;
+  detail := coalesce(detail, 'nothing holds all messages back');
+  return next;
+end
+$$;
 create or replace function outbox_internal.obstacles(
   messages jsonb, out destination text, out seq bigint, out rank bigint, out reason text, out why text, out remedy text,
   out behind bigint, out commands jsonb
@@ -877,6 +1094,7 @@ begin
       and i.type in ('table', 'view', 'sequence', 'type', 'function')
       and coalesce(p.proname, o.relname, i.name) in (
         'hanging_workers',
+        'sharers',
         'findings',
         'problems')
   loop
@@ -903,6 +1121,7 @@ end
 $owner$;
 grant select on
   outbox_internal.hanging_workers,
+  outbox_internal.sharers,
   outbox_internal.findings,
   outbox_internal.problems
   to outbox_monitor;

@@ -3159,6 +3159,7 @@ declare
   to_destination constant text := outbox_internal.destination_of(outbox_retry.seq, outbox_retry.destination);
   changed boolean;
   ready smallint; -- the partition in which it can be delivered already
+  found_at record;
 begin
   changed := outbox_internal.revive(array(
     select d.ctid from @extschema@.outbox_dead d
@@ -3173,6 +3174,20 @@ begin
     and not outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
     and not outbox_internal.is_taken(o.destination, o.partition, o.seq);
   if not found and not changed then
+    select m.status, m.destination, date_trunc('seconds', m.ended_at) as ended_at into found_at
+    from outbox_internal.message_rows(outbox_retry.seq) m
+    where m.destination = outbox_retry.destination or outbox_retry.destination is null limit 1;
+    raise notice 'message % %', outbox_retry.seq, case
+        when not found then 'does not exist'
+        when found_at.status in ('published', 'discarded')
+          then format('was %s at %s, destination "%s"', found_at.status, found_at.ended_at, found_at.destination)
+        else format('is %s', found_at.status) end
+      using hint = case
+        when not found then 'See outbox_messages.'
+        when found_at.status in ('published', 'discarded')
+          then format('select outbox_replay(seq_from => %1$s, seq_to => %1$s, dry_run => false) sends it again.',
+                      outbox_retry.seq)
+        else format('select * from outbox_why(%s) says what it waits for.', outbox_retry.seq) end;
     return false;
   end if;
   if ready is not null then
@@ -4596,7 +4611,7 @@ comment on function @extschema@.outbox_wait(bigint, interval, text) is
 create function outbox_internal.shared_memory(area text, destination text default null)
 returns setof record language c stable rows 1 as 'MODULE_PATHNAME', 'outbox_shared_memory_wrapper';
 comment on function outbox_internal.shared_memory(text, text) is
-  'The rows of an area of shared memory: counters, server, transactions, first messages, first dead letters, errors, failed'
+  'The rows of an area of shared memory: counters, server, databases, transactions, first messages, first dead letters, errors, failed'
   ' tasks, throughput, passes; and of a destination its statistics, history and latency. One view of each area names the'
   ' columns. No row = the library is not preloaded, or no worker counts.';
 
@@ -5044,6 +5059,20 @@ select s.* from outbox_internal.shared_memory('server') s (
 comment on view outbox_internal.server is
   'One row: whether the library is preloaded, why the launcher starts no worker, how many slots it lacks; and of the standbys'
   ' that messages wait for, those that are missing and those that are connected.';
+
+create view outbox_internal.sharers as
+with kind as (
+  select k.place, k.wrapper from outbox_internal.kinds k where k.of_settings
+), own as (
+  select s.setdatabase from kind k, pg_db_role_setting s, unnest(s.setconfig) c (setting)
+  where s.setrole = 0 and split_part(c.setting, '=', 1) in ('outbox.url', 'outbox.' || k.place))
+select d.datname as database, k.place, k.wrapper
+from kind k, outbox_internal.shared_memory('databases') m (database bigint) join pg_database d on d.oid = m.database::oid
+where current_setting('outbox.url') <> '' and d.oid not in (select o.setdatabase from own o)
+  and not exists (select from own o join pg_database x on x.oid = o.setdatabase where x.datname = current_database());
+comment on view outbox_internal.sharers is
+  'Other databases whose default destination is that of the settings of the server, as is that of this database, unless one'
+  ' of them has a server "default".';
 
 create view @extschema@.outbox_errors as
 select f.destination, f.kind, f.message, f.count, to_timestamp(f.first_us / 1e6) as first_at,
@@ -5610,7 +5639,11 @@ begin
   end if;
   select k.* into kind from outbox_internal.kinds k
   where k.wrapper = described.wrapper or described.wrapper is null and k.of_settings;
-  detail := case when described.by_settings then 'described by the settings outbox.url and so on'
+  detail := case when described.by_settings then 'described by the settings outbox.url and so on' || coalesce(
+                   (select ', as in database ' || string_agg(quote_ident(s.database), ', ' order by s.database)
+                           || ' unless a server "default" is there: ALTER DATABASE ' || quote_ident(current_database())
+                           || ' SET outbox.' || min(s.place) || ' = ... separates them'
+                    from outbox_internal.sharers s), '')
                  else format('a server of %s', described.wrapper) end;
   return next;
 
@@ -6873,7 +6906,7 @@ grant select on
   outbox_internal.blockers, outbox_internal.first_pending, outbox_internal.first_shown,
   outbox_internal.counters, outbox_internal.dead_counts, outbox_internal.first_dead, outbox_internal.server,
   outbox_internal.destination_statistics, outbox_internal.event_times, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.hanging_workers, outbox_internal.connections,
-  outbox_internal.wrappers, outbox_internal.kinds, outbox_internal.findings,
+  outbox_internal.wrappers, outbox_internal.kinds, outbox_internal.sharers, outbox_internal.findings,
   outbox_internal.problems, outbox_internal.unroutable, outbox_internal.definer_functions, outbox_internal.installed_functions
   to outbox_monitor;
 grant execute on function
@@ -6982,6 +7015,25 @@ begin
   end loop;
 end
 $schema$;
+
+-- Core shows no NOTICE of a script.
+do $shared$
+declare
+  shared record;
+begin
+  for shared in
+    select pg_catalog.string_agg(pg_catalog.quote_ident(s.database), ', ' order by s.database) as others, s.place, s.wrapper,
+           pg_catalog.current_database() as own
+    from outbox_internal.sharers s group by s.place, s.wrapper
+  loop
+    raise warning 'events of this database go to the same % as those of database %', shared.place, shared.others
+      using detail = 'Each has the destination of the settings of the server, unless it has a server "default".',
+      hint = pg_catalog.format('If it shall have its own: ALTER DATABASE %1$I SET outbox.%2$s = %1$L; or CREATE SERVER'
+        ' "default" FOREIGN DATA WRAPPER %3$s OPTIONS (%2$s %1$L); with other options as it needs them.',
+        shared.own, shared.place, shared.wrapper);
+  end loop;
+end
+$shared$;
 
 -- The launcher reads the databases again when this commits.
 select outbox_internal.installed();

@@ -65,7 +65,12 @@ fn health_names_an_amqp_url_with_a_port_of_http() {
     });
     let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{port}"), "events", &[]);
     let problem = wait_for_problem(&cluster, "broker");
-    assert!(problem.contains("the peer speaks HTTP, not AMQP"), "{problem}");
+    assert!(
+        problem.contains(
+            "the peer speaks HTTP, not AMQP: 15672 is the management port of RabbitMQ; the port for AMQP is 5672"
+        ),
+        "{problem}"
+    );
 }
 
 #[test]
@@ -308,4 +313,127 @@ fn the_check_says_whose_user_and_password_a_server_without_a_mapping_has() {
             format!("there is no user mapping for outbox_worker: {wanted}")
         );
     }
+}
+
+#[test]
+fn a_wrong_destination_names_those_that_the_caller_may_use() {
+    let cluster = idle_cluster(&[]);
+    cluster.exec(
+        DB,
+        "create role shop; grant outbox_writer to shop;
+         create server audit foreign data wrapper outbox_http; create server secret foreign data wrapper outbox_http;
+         grant usage on foreign server audit to shop",
+    );
+    let publish = "select outbox_publish('T', '{}', destination => 'adit')";
+    let detail = |sql: &str| refused(&cluster, sql).detail().expect("a DETAIL").to_owned();
+    assert_eq!(
+        detail(&format!("set role shop; {publish}")),
+        "The caller may use: \"default\", \"audit\"."
+    );
+    for number in 1..=9 {
+        cluster.exec(DB, &format!("create server z{number} foreign data wrapper outbox_http"));
+    }
+    let all = detail(publish);
+    assert!(
+        all.ends_with("\"secret\", \"z1\", \"z2\", \"z3\", \"z4\", \"z5\", \"z6\", \"z7\", …."),
+        "{all}"
+    );
+}
+
+#[test]
+fn an_aggregate_type_without_an_aggregate_id_is_said_once_in_a_session() {
+    let cluster = idle_cluster(&[]);
+    let quiet = "select outbox_publish('T', '{}'), outbox_publish('T', '{}', aggregate_id => '1'), outbox_publish('T', '{}', 'order', '1')";
+    assert_eq!(complaints_of_psql(&cluster, quiet), "");
+    let printed = complaints_of_psql(
+        &cluster,
+        "select outbox_publish('T', '{}', 'order') from generate_series(1, 3)",
+    );
+    assert_eq!(printed.matches("NOTICE:").count(), 1, "{printed}");
+    assert!(
+        printed.contains("has no key") && printed.contains("HINT:  Pass the aggregate_id"),
+        "{printed}"
+    );
+}
+
+#[test]
+fn a_publish_while_a_source_is_set_is_refused_without_a_context() {
+    let cluster = idle_cluster(&[]);
+    cluster.exec(
+        DB,
+        "create role shop; create table events (seq bigint primary key, type text, at timestamptz); alter table events owner to shop;
+         select outbox_source_set('events', seq => 'seq', type => 'type', created_at => 'at')",
+    );
+    for more in ["", ", id => outbox_uuid_v7(), if_exists => 'skip'"] {
+        let error = refused(&cluster, &format!("select outbox_publish('T', '{{}}'{more})"));
+        assert_eq!(error.code(), &SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
+        assert_eq!(
+            error.message(),
+            "outbox_events takes no events: they are read from public.events"
+        );
+        assert!(
+            error.hint().is_some_and(|hint| hint.contains("outbox_enqueue(seq)")),
+            "{error:?}"
+        );
+        assert_eq!(error.where_(), None);
+    }
+}
+
+#[test]
+fn a_retry_that_changes_nothing_says_why() {
+    let stage = support::Stage::new(&[]);
+    stage.publish("arrives");
+    support::wait_published(&stage, 1);
+    let printed = complaints_of_psql(&stage, "select outbox_retry(1)");
+    assert!(printed.contains("NOTICE:  message 1 was published at "), "{printed}");
+    let (_, replay) = printed.split_once("HINT:  ").expect("a HINT");
+    let replay = replay.split_once(" sends it again.").expect("a command").0;
+    assert_eq!(stage.query_one::<i64>(DB, replay), 1);
+    let printed = complaints_of_psql(&stage, "select outbox_retry(7)");
+    assert!(printed.contains("NOTICE:  message 7 does not exist"), "{printed}");
+}
+
+#[test]
+fn a_second_database_is_told_that_it_shares_the_exchange_of_the_first() {
+    let cluster = unconnected_cluster("amqp://127.0.0.1:1", "events", &[]);
+    let warned = |database: &str, before: &str| {
+        cluster.exec(DB, &format!("create database {database}"));
+        cluster.exec(DB, before);
+        let output = std::process::Command::new(cluster.installation().bin("psql"))
+            .args([
+                "-X",
+                "--dbname",
+                &cluster.conn_string(database),
+                "--command",
+                "create extension outbox",
+            ])
+            .output()
+            .expect("run psql");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let shared = warned("shop", "");
+    assert!(
+        shared.contains("WARNING:  events of this database go to the same exchange as those of database postgres")
+            && shared.contains("ALTER DATABASE shop SET outbox.exchange"),
+        "{shared}"
+    );
+    let exists = "select detail from outbox_check() where step = 'exists'";
+    let said: String = cluster.query_one("shop", exists);
+    assert!(said.contains("as in database postgres"), "{said}");
+    cluster.exec(DB, "alter database shop set outbox.exchange = 'shop'");
+    let said: String = cluster.query_one("shop", exists);
+    assert!(!said.contains("postgres"), "{said}");
+    assert_eq!(warned("hall", "alter database hall set outbox.exchange = 'hall'"), "");
+}
+
+#[test]
+fn the_check_and_health_name_the_user_whose_login_the_broker_refuses() {
+    let broker = Broker::start_sized(Size::default());
+    broker.add_user("relay", "right");
+    let cluster = unconnected_cluster(&format!("amqp://relay@127.0.0.1:{}", broker.port()), "events", &[]);
+    let problem = wait_for_problem(&cluster, "broker");
+    assert!(problem.contains("user \"relay\": "), "{problem}");
+    wait_until("the log to name it", LONG, || {
+        cluster.log().contains("user \"relay\": ")
+    });
 }

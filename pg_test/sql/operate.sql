@@ -1,6 +1,7 @@
 -- What operators see and do: the views, outbox_retry and outbox_discard on a message in every state.
 -- No worker runs here; two calls of the workers' protocol stand in for one.
 create extension outbox;
+set client_min_messages = warning; -- the NOTICE of outbox_retry has times
 
 -- an empty outbox
 select pending, in_flight, dead, oldest_pending_age, published_total, failed_total, published_per_s,

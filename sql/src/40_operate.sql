@@ -104,6 +104,7 @@ declare
   to_destination constant text := outbox_internal.destination_of(outbox_retry.seq, outbox_retry.destination);
   changed boolean;
   ready smallint; -- the partition in which it can be delivered already
+  found_at record;
 begin
   changed := outbox_internal.revive(array(
     select d.ctid from @extschema@.outbox_dead d
@@ -118,6 +119,20 @@ begin
     and not outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
     and not outbox_internal.is_taken(o.destination, o.partition, o.seq);
   if not found and not changed then
+    select m.status, m.destination, date_trunc('seconds', m.ended_at) as ended_at into found_at
+    from outbox_internal.message_rows(outbox_retry.seq) m
+    where m.destination = outbox_retry.destination or outbox_retry.destination is null limit 1;
+    raise notice 'message % %', outbox_retry.seq, case
+        when not found then 'does not exist'
+        when found_at.status in ('published', 'discarded')
+          then format('was %s at %s, destination "%s"', found_at.status, found_at.ended_at, found_at.destination)
+        else format('is %s', found_at.status) end
+      using hint = case
+        when not found then 'See outbox_messages.'
+        when found_at.status in ('published', 'discarded')
+          then format('select outbox_replay(seq_from => %1$s, seq_to => %1$s, dry_run => false) sends it again.',
+                      outbox_retry.seq)
+        else format('select * from outbox_why(%s) says what it waits for.', outbox_retry.seq) end;
     return false;
   end if;
   if ready is not null then

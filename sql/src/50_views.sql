@@ -5,7 +5,7 @@
 create function outbox_internal.shared_memory(area text, destination text default null)
 returns setof record language c stable rows 1 as 'MODULE_PATHNAME', 'outbox_shared_memory_wrapper';
 comment on function outbox_internal.shared_memory(text, text) is
-  'The rows of an area of shared memory: counters, server, transactions, first messages, first dead letters, errors, failed'
+  'The rows of an area of shared memory: counters, server, databases, transactions, first messages, first dead letters, errors, failed'
   ' tasks, throughput, passes; and of a destination its statistics, history and latency. One view of each area names the'
   ' columns. No row = the library is not preloaded, or no worker counts.';
 
@@ -453,6 +453,20 @@ select s.* from outbox_internal.shared_memory('server') s (
 comment on view outbox_internal.server is
   'One row: whether the library is preloaded, why the launcher starts no worker, how many slots it lacks; and of the standbys'
   ' that messages wait for, those that are missing and those that are connected.';
+
+create view outbox_internal.sharers as
+with kind as (
+  select k.place, k.wrapper from outbox_internal.kinds k where k.of_settings
+), own as (
+  select s.setdatabase from kind k, pg_db_role_setting s, unnest(s.setconfig) c (setting)
+  where s.setrole = 0 and split_part(c.setting, '=', 1) in ('outbox.url', 'outbox.' || k.place))
+select d.datname as database, k.place, k.wrapper
+from kind k, outbox_internal.shared_memory('databases') m (database bigint) join pg_database d on d.oid = m.database::oid
+where current_setting('outbox.url') <> '' and d.oid not in (select o.setdatabase from own o)
+  and not exists (select from own o join pg_database x on x.oid = o.setdatabase where x.datname = current_database());
+comment on view outbox_internal.sharers is
+  'Other databases whose default destination is that of the settings of the server, as is that of this database, unless one'
+  ' of them has a server "default".';
 
 create view @extschema@.outbox_errors as
 select f.destination, f.kind, f.message, f.count, to_timestamp(f.first_us / 1e6) as first_at,

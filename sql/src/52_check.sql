@@ -39,7 +39,11 @@ begin
   end if;
   select k.* into kind from outbox_internal.kinds k
   where k.wrapper = described.wrapper or described.wrapper is null and k.of_settings;
-  detail := case when described.by_settings then 'described by the settings outbox.url and so on'
+  detail := case when described.by_settings then 'described by the settings outbox.url and so on' || coalesce(
+                   (select ', as in database ' || string_agg(quote_ident(s.database), ', ' order by s.database)
+                           || ' unless a server "default" is there: ALTER DATABASE ' || quote_ident(current_database())
+                           || ' SET outbox.' || min(s.place) || ' = ... separates them'
+                    from outbox_internal.sharers s), '')
                  else format('a server of %s', described.wrapper) end;
   return next;
 

@@ -110,7 +110,7 @@ grant select on
   outbox_internal.blockers, outbox_internal.first_pending, outbox_internal.first_shown,
   outbox_internal.counters, outbox_internal.dead_counts, outbox_internal.first_dead, outbox_internal.server,
   outbox_internal.destination_statistics, outbox_internal.event_times, outbox_internal.open_transactions, outbox_internal.live_workers, outbox_internal.hanging_workers, outbox_internal.connections,
-  outbox_internal.wrappers, outbox_internal.kinds, outbox_internal.findings,
+  outbox_internal.wrappers, outbox_internal.kinds, outbox_internal.sharers, outbox_internal.findings,
   outbox_internal.problems, outbox_internal.unroutable, outbox_internal.definer_functions, outbox_internal.installed_functions
   to outbox_monitor;
 grant execute on function
@@ -219,6 +219,25 @@ begin
   end loop;
 end
 $schema$;
+
+-- Core shows no NOTICE of a script.
+do $shared$
+declare
+  shared record;
+begin
+  for shared in
+    select pg_catalog.string_agg(pg_catalog.quote_ident(s.database), ', ' order by s.database) as others, s.place, s.wrapper,
+           pg_catalog.current_database() as own
+    from outbox_internal.sharers s group by s.place, s.wrapper
+  loop
+    raise warning 'events of this database go to the same % as those of database %', shared.place, shared.others
+      using detail = 'Each has the destination of the settings of the server, unless it has a server "default".',
+      hint = pg_catalog.format('If it shall have its own: ALTER DATABASE %1$I SET outbox.%2$s = %1$L; or CREATE SERVER'
+        ' "default" FOREIGN DATA WRAPPER %3$s OPTIONS (%2$s %1$L); with other options as it needs them.',
+        shared.own, shared.place, shared.wrapper);
+  end loop;
+end
+$shared$;
 
 -- The launcher reads the databases again when this commits.
 select outbox_internal.installed();

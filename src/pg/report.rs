@@ -9,6 +9,16 @@ pub fn raise(code: PgSqlErrorCode, message: impl Into<String>, detail: Option<&s
     unreachable!("ERROR does not return")
 }
 
+pub fn notice(message: &str, detail: &str, hint: &str) {
+    report(
+        PgLogLevel::NOTICE,
+        PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+        message,
+        Some(detail),
+        Some(hint),
+    );
+}
+
 /// Core sends no lower level to the client while the script of an extension runs.
 pub fn warn(message: &str, detail: Option<&str>, hint: &str) {
     report(

@@ -515,6 +515,7 @@ fn outbox_shared_memory(
             let [missing, connected] = standbys_shown();
             (vec![preloaded, obstacle, missing_slots, missing, connected], 5)
         }
+        "databases" => (texts(databases::others().map(Some)), 1),
         "transactions" => (texts(transactions::flat().into_iter().map(Some)), 4),
         "first messages" if nothing_waits() => (Vec::new(), 4),
         "first messages" => (first_messages(fcinfo), 4),

@@ -4,7 +4,7 @@
 use crate::config;
 use crate::error::{UserError, invalid};
 use crate::pg::trigger::NamedTable;
-use crate::pg::{catalog, security};
+use crate::pg::{catalog, report, security};
 use crate::session::store::new_event::Times;
 use crate::session::store::statements::Statements;
 use crate::store::{self, AGGREGATE_KEY, aggregate_key};
@@ -20,6 +20,12 @@ use outbox_worker::DEFAULT_DESTINATION;
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::spi::quote_identifier;
+use std::cell::Cell;
+
+thread_local! {
+    /// This session was told that an event without an aggregate_id has no key.
+    static IS_TOLD: Cell<bool> = const { Cell::new(false) };
+}
 
 pub fn check_enqueue(seqs: &[i64], key: Option<&str>) -> Result<(), UserError> {
     if let Some(seq) = seqs.iter().find(|seq| **seq <= 0) {
@@ -129,14 +135,17 @@ pub fn server_of(name: &str) -> Result<u32, UserError> {
                 "Give the name of the server as outbox_destination_status shows it.",
             ));
         }
-        return Err(UserError::new(
-            PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
-            format!("destination \"{name}\" does not exist"),
-            format!(
-                "Leave the destination out for the default one, or create one: CREATE SERVER … FOREIGN DATA WRAPPER {}.",
-                KINDS.iter().map(|kind| kind.wrapper).collect::<Vec<_>>().join(" or ")
-            ),
-        ));
+        return Err(UserError {
+            detail: Some(format!("The caller may use: {}.", store::usable_names()?)),
+            ..UserError::new(
+                PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
+                format!("destination \"{name}\" does not exist"),
+                format!(
+                    "Leave the destination out for the default one, or create one: CREATE SERVER … FOREIGN DATA WRAPPER {}.",
+                    KINDS.iter().map(|kind| kind.wrapper).collect::<Vec<_>>().join(" or ")
+                ),
+            )
+        });
     };
     Ok(server.oid)
 }
@@ -171,6 +180,12 @@ pub fn check_event(event: &Event, (kind, template): &(&'static Kind, Template)) 
     let key = aggregate_key(event.aggregate_type.as_deref(), event.aggregate_id.as_deref());
     if let Some(key) = &key {
         envelope::check_short(AGGREGATE_KEY, key)?;
+    } else if event.aggregate_type.is_some() && !IS_TOLD.replace(true) {
+        report::notice(
+            "an event with an aggregate_type and no aggregate_id has no key: it is in no order with other events",
+            "This session says so once.",
+            "Pass the aggregate_id, too, for example '42'; or leave out the aggregate_type, unless the routing key needs it.",
+        );
     }
     let values = Values {
         event,

@@ -208,6 +208,13 @@ pub fn my_database() -> Option<&'static DatabaseEntry> {
     database(catalog::my_database())
 }
 
+/// The OIDs of the other databases of which a worker knows that they have the extension.
+pub fn others() -> impl Iterator<Item = u32> {
+    let with_extension = all().iter().filter(|database| database.has_extension());
+    let oids = with_extension.map(|database| database.oid.load(SeqCst));
+    oids.filter(|oid| ![catalog::my_database(), 0].contains(oid))
+}
+
 /// Whether this database has no entry because all are in use.
 pub fn lacks_entry() -> bool {
     let has_entry = |oid: &u32| all().iter().any(|database| database.oid.load(Relaxed) == *oid);

@@ -7,10 +7,11 @@ pub mod source;
 pub mod standbys;
 pub mod statement;
 
-use crate::error::internal;
+use crate::error::{UserError, internal};
 use crate::pg::catalog::{self, Server};
 use crate::pg::spi::{Spi, SpiResult};
 use outbox_core::envelope::SHORT_STRING_MAX;
+use outbox_transport::kinds::KINDS;
 use outbox_transport::options::split;
 use outbox_worker::{DEFAULT_DESTINATION, Mapping};
 use pgrx::spi::quote_identifier;
@@ -25,6 +26,28 @@ pub fn server_of(destination: &str) -> Option<Server> {
         destination != DEFAULT_DESTINATION || catalog::has_rights_of(server.owner, catalog::role_oid(c"outbox_admin"))
     };
     catalog::foreign_server(destination).filter(counts)
+}
+
+/// The default destination, and of the others that the current user may use the first by name.
+pub fn usable_names() -> Result<String, UserError> {
+    const SHOWN: usize = 9;
+    let sql = "select array(
+           select s.srvname::text from pg_catalog.pg_foreign_server s
+           join pg_catalog.pg_foreign_data_wrapper w on w.oid = s.srvfdw
+           where w.fdwname = any ($1::text[]) and s.srvname <> $2
+             and pg_catalog.has_server_privilege(s.oid, 'usage')
+           order by s.srvname limit $3)";
+    let wrappers: Vec<String> = KINDS.iter().map(|kind| kind.wrapper.to_owned()).collect();
+    let args = [wrappers.into(), DEFAULT_DESTINATION.into(), (SHOWN as i64 + 1).into()];
+    let names: Option<Vec<String>> = Spi::get_one_with_args(sql, &args).map_err(internal)?;
+    let names = names.unwrap_or_default();
+    let more = if names.len() > SHOWN { ", …" } else { "" };
+    let names = names.into_iter().take(SHOWN);
+    let names: Vec<String> = std::iter::once(DEFAULT_DESTINATION.to_owned())
+        .chain(names)
+        .map(|name| format!("\"{name}\""))
+        .collect();
+    Ok(names.join(", ") + more)
 }
 
 /// The user mapping of a foreign server that a role uses. An empty one is what a dump leaves of a mapping whose options

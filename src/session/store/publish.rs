@@ -2,6 +2,7 @@
 //! tables. outbox_publish() and the triggers of outbox_capture call it. The usual publish runs no statement; `rows` has
 //! the columns.
 
+use super::current_source;
 use super::enqueue::{NewMessage, Placed, check_max_pending, insert_messages, raise_highest};
 use super::insert;
 use super::new_event::{IfExists, NewEvent, Times};
@@ -314,6 +315,10 @@ impl Publish<'_> {
 
     /// Stores the events by a statement. None: the id of the event exists, and it is skipped.
     fn insert_events(&self) -> Result<Option<StoredEvents>, UserError> {
+        // The trigger would say so too, with the statement and its own line as CONTEXT.
+        if let Some(source) = current_source::of(self.statements)? {
+            return Err(events_closed(&source.relation));
+        }
         Spi::connect_mut(|client| {
             let is_one = self.events.len() == 1;
             let by_fast_path = usize::from(self.by_fast_path);
@@ -360,6 +365,16 @@ impl Publish<'_> {
             checked.collect::<Result<_, _>>().map(Some)
         })
     }
+}
+
+/// As the trigger of sql/src/27_source.sql says it.
+fn events_closed(relation: &str) -> UserError {
+    UserError::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("outbox_events takes no events: they are read from {relation}"),
+        "Write the event there and call outbox_enqueue(seq), or attach the table by outbox_attach(). select \
+         outbox_source_reset() goes back to outbox_events.",
+    )
 }
 
 fn not_stored() -> UserError {

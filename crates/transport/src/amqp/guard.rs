@@ -200,7 +200,8 @@ fn check_kind(kind: u8) -> io::Result<()> {
         // A server answers "AMQP" and its version to a client with an unsupported version.
         b'A' => Err(violation("the peer does not speak AMQP 0-9-1".to_owned())),
         b'H' => Err(violation(
-            "the peer speaks HTTP, not AMQP: the port of RabbitMQ for AMQP is 5672, or 5671 with TLS".to_owned(),
+            "the peer speaks HTTP, not AMQP: 15672 is the management port of RabbitMQ; the port for AMQP is 5672, or 5671 with TLS"
+                .to_owned(),
         )),
         // An alert or a handshake record: the answer of a TLS server to the AMQP protocol header.
         0x15 | 0x16 => Err(violation(

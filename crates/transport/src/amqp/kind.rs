@@ -4,7 +4,7 @@
 use super::config::{AmqpConfig, ExchangeType};
 use super::findings;
 use super::url::{AmqpAddress, parse_url};
-use crate::down::Fault;
+use crate::down::{DownReason, Fault};
 use crate::kind::{Kind, Peer, Target};
 use crate::options::{FileRule, OptionValue, Options, Refused, Setting};
 use crate::start::Start;
@@ -114,10 +114,13 @@ impl Exchange {
     /// Whether it logs in as guest on another host, which RabbitMQ refuses (`loopback_users`).
     fn is_remote_guest(&self) -> bool {
         let is_local = |host: &str| host == "localhost" || host == "::1" || host.starts_with("127.");
-        self.url.as_ref().is_some_and(|(_, address)| {
-            let user = self.user.as_deref().or(address.user.as_deref());
-            user.unwrap_or("guest") == "guest" && address.endpoints.iter().any(|at| !is_local(&at.host))
-        })
+        self.user() == Some("guest") && self.endpoints().iter().any(|at| !is_local(&at.host))
+    }
+
+    /// With whose password it logs in.
+    fn user(&self) -> Option<&str> {
+        let (_, address) = self.url.as_ref().filter(|(_, address)| !address.external)?;
+        Some(self.user.as_deref().or(address.user.as_deref()).unwrap_or("guest"))
     }
 }
 
@@ -177,7 +180,12 @@ impl Peer for Exchange {
             is_same_user.then(|| other.name.to_string())
         };
         let exchanges = all.iter().filter_map(own).chain([self.name.to_string()]).collect();
-        findings::of_refusal(fault, &exchanges, self.is_remote_guest())
+        let is_login = fault.reason == DownReason::AUTH_REFUSED;
+        let mut finding = findings::of_refusal(fault, &exchanges, self.is_remote_guest());
+        if let Some(user) = self.user().filter(|_| is_login) {
+            finding.detail = format!("user \"{user}\": {}", finding.detail);
+        }
+        finding
     }
 
     fn blocked(&self, detail: String) -> Finding {
