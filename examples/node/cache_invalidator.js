@@ -59,7 +59,7 @@ async function run() {
   const channel = await connection.createChannel();
   const queue = process.env.QUEUE ?? 'page_cache';
   await channel.assertQueue(queue, { durable: true });
-  await channel.bindQueue(queue, process.env.EXCHANGE ?? 'outbox', '#');
+  await channel.bindQueue(queue, process.env.EXCHANGE ?? 'events', '#');
   await channel.prefetch(100);
 
   const stop = (error) => {

@@ -49,7 +49,7 @@ async function run() {
   const channel = await connection.createChannel();
   const queue = process.env.QUEUE ?? 'search';
   await channel.assertQueue(queue, { durable: true });
-  await channel.bindQueue(queue, process.env.EXCHANGE ?? 'outbox', '#');
+  await channel.bindQueue(queue, process.env.EXCHANGE ?? 'events', '#');
   await channel.prefetch(100);
 
   const stop = (error) => {

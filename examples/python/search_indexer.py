@@ -66,7 +66,7 @@ def run():
     channel = connection.channel()
     queue = os.environ.get("QUEUE", "search")
     channel.queue_declare(queue, durable=True)
-    channel.queue_bind(queue, os.environ.get("EXCHANGE", "outbox"), "#")
+    channel.queue_bind(queue, os.environ.get("EXCHANGE", "events"), "#")
     channel.basic_qos(prefetch_count=100)
 
     def received(channel, method, _properties, body):

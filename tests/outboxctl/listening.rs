@@ -60,7 +60,7 @@ fn listen_prints_each_event_that_a_destination_delivers_and_says_how_to_make_one
     assert!(create.contains(url), "{create}");
     cluster.exec(
         DB,
-        r#"select outbox_publish('OrderPlaced', '{"total":  99.90}', 'order', '42', destination => 'hook')"#,
+        r#"select outbox_publish('OrderPlaced', '{"total":  99.90}', 'order', '42')"#,
     );
     assert_eq!(listening.line(), r#"#1 OrderPlaced order:42 {"total": 99.90}"#);
     wait_published(&cluster, 1);

@@ -90,7 +90,7 @@ pub async fn run(context: &CommandContext, args: &ListenArgs) -> Result<ExitCode
         true => context.print_json(&BTreeMap::from([("url", &url)]))?,
         false => output::print(&format!(
             "Listening at {url}. A destination that delivers here:\n  \
-             create server hook foreign data wrapper outbox_http options (url '{url}');\n"
+             create server \"default\" foreign data wrapper outbox_http options (url '{url}');\n"
         ))?,
     }
     let router = Router::new()
