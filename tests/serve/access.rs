@@ -236,6 +236,30 @@ fn a_header_that_does_not_come_from_the_proxy_or_names_no_one_user_is_refused() 
     }
 }
 
+/// For health checks, which have no token and come by any name.
+#[test]
+fn everyone_may_ask_whether_the_process_lives_and_learns_nothing_else() {
+    let cluster = quiet_cluster();
+    let token = file("health-token", SECRET, 0o600);
+    let arguments = [
+        "--token-file",
+        token.to_str().expect("UTF-8"),
+        "--base-path",
+        "/ops/outbox",
+    ];
+    let monitor = Monitor::start(&cluster, &arguments);
+    for (path, host) in [("/healthz", "any.example"), ("/ops/outbox/healthz", "127.0.0.1")] {
+        let answer = monitor.get_with(path, &[("Host", host)]);
+        assert_eq!((answer.status, answer.body.trim()), (200, "ok"), "{path}");
+        assert_eq!(answer.header("set-cookie"), None);
+    }
+    assert_eq!(
+        support::http::ask(monitor.port, "HEAD", "/healthz", &[], "").status,
+        200
+    );
+    assert_eq!(monitor.post("/healthz", &[], &[]).status, 405);
+}
+
 #[test]
 fn only_a_form_of_the_server_itself_can_act() {
     let cluster = quiet_cluster();
@@ -258,6 +282,15 @@ fn only_a_form_of_the_server_itself_can_act() {
     assert_eq!(dead(&cluster, DB), 1);
     assert_eq!(status(&[], &token), 303);
     assert_eq!(dead(&cluster, DB), 0);
+    // A proxy with TLS on the usual port. It may name the port or not, and so may the browser.
+    for (host, origin) in [
+        ("monitor.example:443", "https://monitor.example"),
+        ("monitor.example", "https://monitor.example:443"),
+    ] {
+        let headers = [("Host", host), ("Origin", origin)];
+        assert_ne!(status(&headers, &token), 403, "{host} {origin}");
+        assert_eq!(status(&headers, "guessed"), 403, "{host} {origin}");
+    }
 }
 
 const LINK: [(&str, &str); 3] = [

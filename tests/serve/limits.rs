@@ -140,10 +140,14 @@ fn clients_that_send_nothing_or_read_nothing_are_disconnected() {
         stream
     };
     let host = format!("Host: 127.0.0.1:{}\r\n", monitor.port);
+    // The second request of a connection has no more time than the first.
+    let mut begun_again = send(&monitor, "/style.css");
+    head(&begun_again).expect("an answer");
+    begun_again.write_all(b"GET / HTTP/1.1\r\nHost: local").expect("send");
     let clients = [
         connect(""),
         connect("GET / HTTP/1.1\r\nHost: local"),
-        connect(&format!("GET /style.css HTTP/1.1\r\n{host}\r\n")),
+        begun_again,
         connect(&format!(
             "POST /login HTTP/1.1\r\n{host}Origin: {}\r\nContent-Length: 100\r\n\r\nsecret=",
             monitor.url()
@@ -153,6 +157,41 @@ fn clients_that_send_nothing_or_read_nothing_are_disconnected() {
     wait_until("five connections", LONG, || monitor.descriptors() >= before + 5);
     wait_until("their end", LONG, || monitor.descriptors() <= before);
     drop(clients);
+}
+
+/// A proxy that reuses a connection just when it is closed answers 502.
+#[test]
+fn an_idle_connection_outlives_a_client_that_sends_nothing() {
+    let cluster = quiet_cluster();
+    let monitor = Monitor::start(&cluster, &[]);
+    let is_answered = |mut client: &TcpStream| {
+        let request = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        client.write_all(request.as_bytes()).is_ok() && head(client).is_ok_and(|head| head.starts_with("http/1.1 200"))
+    };
+    let idle = TcpStream::connect(("127.0.0.1", monitor.port)).expect("connect to the monitor");
+    assert!(is_answered(&idle));
+    let silent = TcpStream::connect(("127.0.0.1", monitor.port)).expect("connect to the monitor");
+    silent.set_read_timeout(Some(LONG)).expect("a timeout");
+    assert_eq!(head(&silent).unwrap_or_default(), "", "the silent one is closed");
+    assert!(is_answered(&idle), "the idle one was closed, too");
+}
+
+/// Idle connections live for 75 s.
+#[test]
+fn idle_connections_make_room_for_others() {
+    let cluster = quiet_cluster();
+    let monitor = Monitor::start(&cluster, &[]);
+    let began = Instant::now();
+    let idle: Vec<TcpStream> = (0..128).map(|_| send(&monitor, "/healthz")).collect();
+    for client in &idle {
+        head(client).expect("an answer");
+    }
+    wait_until("an answer", LONG, || {
+        let answer = head(&send(&monitor, "/healthz"));
+        answer.is_ok_and(|head| head.starts_with("http/1.1 200")) // a connection too many is reset
+    });
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    drop(idle);
 }
 
 #[test]

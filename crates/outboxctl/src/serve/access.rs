@@ -1,5 +1,5 @@
 //! Access control: the listen address, the Host header, the site that a request comes from, secrets and sessions. Every
-//! request passes `guard` before any handler.
+//! request but that of /healthz passes `guard` before any handler.
 
 use super::base::BasePath;
 use super::connections::CLIENT_PATIENCE;
@@ -174,7 +174,8 @@ impl Access {
                 form_token: self.open_form_token.clone(),
             });
         }
-        if let Some(secret) = text(headers, &header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer ")) {
+        let authorization = text(headers, &header::AUTHORIZATION).and_then(|value| value.split_once(' '));
+        if let Some((_, secret)) = authorization.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("Bearer")) {
             // For programs. They need no form token, because they do not submit forms.
             return self.is_token(secret.trim()).await.then(|| self.viewer_of_token(false));
         }
@@ -239,7 +240,7 @@ impl Access {
     /// A page of another site may resolve its own name to our address (DNS rebinding). It cannot do that with a numeric
     /// address, nor with localhost.
     fn knows_host(&self, host: &str) -> bool {
-        let name = host_name(host).to_ascii_lowercase();
+        let name = name_and_port(host).0.to_ascii_lowercase();
         name == "localhost" || name.parse::<IpAddr>().is_ok() || self.hosts.contains(&name)
     }
 }
@@ -343,11 +344,17 @@ impl RequestOrigin {
     /// Browsers send Sec-Fetch-Site over HTTPS and to loopback, and Origin with a form. A page of this monitor sends
     /// its Referer too. Another site can suppress only the Referer.
     fn of(headers: &HeaderMap, host: &str) -> Self {
-        let is_own = |name: &HeaderName| {
-            let (_, rest) = text(headers, name)?.split_once("://").unwrap_or_default();
-            Some(rest.split('/').next().unwrap_or_default().eq_ignore_ascii_case(host))
-        };
         let fetch_site = text(headers, &HeaderName::from_static("sec-fetch-site"));
+        let is_own = |header: &HeaderName| {
+            let (scheme, rest) = text(headers, header)?.split_once("://").unwrap_or_default();
+            let (name, port) = name_and_port(rest.split('/').next().unwrap_or_default());
+            let (own_name, own_port) = name_and_port(host);
+            let default = if scheme == "https" { "443" } else { "80" };
+            let port_of = |port| if str::is_empty(port) { default } else { port };
+            // Some proxies leave out a port that the browser has. Then only the browser can tell other ports of this host.
+            let is_left_out = own_port.is_empty() && fetch_site == Some("same-origin");
+            Some(name.eq_ignore_ascii_case(own_name) && (is_left_out || port_of(port) == port_of(own_port)))
+        };
         match (fetch_site, is_own(&header::ORIGIN)) {
             (_, Some(false)) => Self::OtherSite,
             (Some("same-origin"), _) | (None, Some(true)) => Self::Own,
@@ -385,11 +392,14 @@ pub fn listen_address(text: &str) -> Result<SocketAddr, Failure> {
     })
 }
 
-fn host_name(host: &str) -> &str {
-    match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
-    }
+/// An address of IPv6 without its brackets. No port is an empty text.
+fn name_and_port(host: &str) -> (&str, &str) {
+    let (name, port) = host
+        .rsplit_once(':')
+        .filter(|(_, port)| !port.ends_with(']'))
+        .unwrap_or((host, ""));
+    let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+    (address.unwrap_or(name), port)
 }
 
 /// The first line of a file that is private.
@@ -511,6 +521,38 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_port_that_a_proxy_or_a_browser_leaves_out_is_that_of_the_scheme() {
+        let source = |host: &str, origin: &str, more: &[(&str, &str)]| {
+            RequestOrigin::of(&headers(&[&[("origin", origin)], more].concat()), host)
+        };
+        let same = &[("sec-fetch-site", "same-origin")][..];
+        for (host, origin, more) in [
+            ("monitor.example:443", "https://monitor.example", &[][..]),
+            ("monitor.example", "https://monitor.example:443", &[]),
+            ("monitor.example:80", "http://monitor.example", &[]),
+            ("[::1]", "http://[::1]:80", &[]),
+            ("monitor.example", "https://monitor.example:8443", same),
+        ] {
+            assert_eq!(source(host, origin, more), RequestOrigin::Own, "{host} {origin}");
+        }
+        for (host, origin, more) in [
+            ("monitor.example", "http://monitor.example:8081", &[][..]),
+            ("monitor.example", "https://monitor.example:80", &[]),
+            ("monitor.example:80", "https://monitor.example", same),
+            ("monitor.example:8080", "http://monitor.example:8081", same),
+            ("monitor.example", "https://evil.example", same),
+            ("monitor.example", "https://evil.example:8443", same),
+            (
+                "monitor.example",
+                "https://monitor.example:8443",
+                &[("sec-fetch-site", "same-site")],
+            ),
+        ] {
+            assert_eq!(source(host, origin, more), RequestOrigin::OtherSite, "{host} {origin}");
+        }
+    }
+
     const TOKEN: &str = "fedcba9876543210";
 
     fn with_token(base: &BasePath) -> Access {
@@ -540,8 +582,10 @@ mod tests {
         assert!(below.logout(&none).contains("; Path=/ops/outbox; "));
         let sent = headers(&[("cookie", cookie.split(';').next().unwrap())]);
         assert!(access.viewer(&sent).await.unwrap().may_act);
-        let bearer = headers(&[("authorization", "Bearer fedcba9876543210")]);
-        assert!(!access.viewer(&bearer).await.unwrap().may_act);
+        for scheme in ["Bearer", "bearer", "BEARER"] {
+            let program = headers(&[("authorization", &format!("{scheme} {TOKEN}"))]);
+            assert!(!access.viewer(&program).await.unwrap().may_act, "{scheme}");
+        }
         access.logout(&sent);
         assert!(access.viewer(&sent).await.is_none());
         let tls = headers(&[("origin", "https://monitor.example")]);

@@ -5,8 +5,8 @@ use axum::http::Request;
 use axum::http::uri::PathAndQuery;
 
 /// The first words of our own paths, with which no base path may begin.
-const OWN: &str =
-    "act app.js audit destinations events icon.svg login logout message messages metrics partitions style.css workers";
+const OWN: &str = "act app.js audit destinations events healthz icon.svg login logout message messages metrics \
+                   partitions style.css workers";
 
 /// Empty, or `/` and words between slashes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
