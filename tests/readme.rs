@@ -10,6 +10,7 @@ use support::program::example_packages;
 use support::{Broker, Cluster, Consumer, LONG, Pty, Size, markdown, process, program, wait_until};
 
 const SHOP: &str = "shop";
+const PROGRAMS: &str = "Publish and consume";
 const RABBITMQ: &str = "Quick start with your RabbitMQ";
 
 /// A page, with the servers of the test instead of those of its examples.
@@ -169,12 +170,12 @@ fn the_readme_produces_the_output_it_shows() {
     let tutorial = Page::open("docs/tutorial.md");
     let steps = tutorial.blocks("4. Write data and event in one transaction", "sql");
     psql(&cluster, steps[0].split("\n\n").next().expect("the table"));
-    let example = readme.blocks("outbox", "sql").remove(0);
+    let example = readme.blocks(PROGRAMS, "sql").remove(0);
     let (transaction, query) = example.split_once("select seq").expect("a transaction and a query");
     let (query, shown_row) = query.split_once("\n-- ").expect("a row below the query");
     psql(&cluster, transaction);
     assert!(psql(&cluster, "select total from orders").ends_with("99.90"));
-    let shown: Value = serde_json::from_str(&readme.blocks("outbox", "json")[0]).expect("JSON");
+    let shown: Value = serde_json::from_str(&readme.blocks(PROGRAMS, "json")[0]).expect("JSON");
     let message = consumer.recv(LONG).expect("the message that README.md shows");
     let mut received = message.json();
     for variable in ["id", "created_at"] {
@@ -227,19 +228,27 @@ fn the_readme_produces_the_output_it_shows() {
         "{first_line}"
     );
 
-    psql(
-        &cluster,
-        "create table events (id bigint generated always as identity primary key, kind text, order_id int, data jsonb,
-                              at timestamptz not null default now());
-         alter table events owner to app",
-    );
-    for step in readme.blocks("I have an event table", "sql") {
-        psql(&cluster, &step);
-    }
-    let message = consumer.recv(LONG).expect("the event of the own table");
-    assert_eq!(message.routing_key, "order.orderpaid");
-    assert_eq!(message.json()["payload"]["total"], 99.90);
-    assert_eq!(message.json()["key"], "order:42");
+    drop(consumer);
+    let programs = readme.blocks(PROGRAMS, "python");
+    let [publish, consume] = &programs[..] else {
+        panic!("other programs: {programs:#?}")
+    };
+    let python = |program: &str| {
+        let mut command = Command::new(example_packages().join("python/bin/python3"));
+        command
+            .args(["-c", program])
+            .env("DATABASE_URL", cluster.conn_string(SHOP))
+            .env("AMQP_URL", broker.url())
+            .stdout(Stdio::piped());
+        process::spawn_bound(command, libc::SIGKILL).expect("start python")
+    };
+    assert!(python(publish).wait().expect("its end").success(), "{publish}");
+    let mut receiving = python(consume);
+    let mut line = String::new();
+    let output = receiving.stdout.take().expect("piped");
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line).expect("its first line");
+    process::kill(&mut receiving);
+    assert!(line.contains(r#""key":"order:43""#), "{line}");
 }
 
 /// The first of the quick starts: no broker, and nothing but the library on the server. The second can follow it.

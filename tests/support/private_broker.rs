@@ -587,21 +587,14 @@ fn rabbitmq_bindir() -> PathBuf {
     found.to_path_buf()
 }
 
-/// A script of a page with commands for both versions of rabbitmqadmin: only those for the one that comes with the
-/// launcher, and with the port of the management plugin. Version 1, a script in Python, takes `name=value`.
+/// A script of a page that calls rabbitmqadmin: the one that comes with the launcher, with the port of the management plugin.
 pub fn for_rabbitmqadmin(script: &str, management_port: u16) -> String {
     let bindir = rabbitmq_bindir().canonicalize().expect("the launcher's directory");
     let beside = bindir.ancestors().map(|above| above.join("bin/rabbitmqadmin"));
     let program = beside.skip(1).find(|program| program.is_file());
     let program = program.expect("rabbitmqadmin in a bin directory above that of the launcher");
-    let is_version_1 = std::fs::read(&program).expect("read rabbitmqadmin").starts_with(b"#!");
-    let here = format!("{} --host=127.0.0.1 --port={management_port}", program.display());
-    let (ours, others): (Vec<&str>, Vec<&str>) = script
-        .lines()
-        .partition(|line| !line.starts_with("rabbitmqadmin ") || is_version_1 != line.contains(" --"));
-    let of_ours = ours.iter().filter(|line| line.starts_with("rabbitmqadmin ")).count();
-    assert_eq!(of_ours, others.len(), "each version has its commands: {script}");
-    ours.join("\n").replace("rabbitmqadmin", &here)
+    let here = format!("{} --host=127.0.0.1 --port={management_port} ", program.display());
+    script.replace("rabbitmqadmin ", &here)
 }
 
 /// The directory of the Erlang programs that belong to the launcher, if it is beside the launcher's.
