@@ -398,7 +398,7 @@ impl MessageList {
                         td data-label="Partition" { (text("partition_key")) }
                         td.n data-label="Attempts" { (row.number("attempts")) @if row.message["replayed"] == true { " " span.badge.plain { "replay" } } }
                         td.time data-label=(self.tab.time_title()) { (distance(at.unwrap_or_default(), now_s)) }
-                        td.error data-label=(why) title=(error) {
+                        td.error title=(error) data-label=(why) {
                             @if row.blocks == Some(true) { span.badge.warn { "blocks its key" } " " }
                             (error)
                         }
