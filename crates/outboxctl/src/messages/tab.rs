@@ -107,12 +107,7 @@ pub async fn latest<S: Fetch>(session: &S, lanes: usize, filter: &Filter) -> Res
     };
     let found = request.run(session).await?;
     let mut page = search(session, ENDED, false, filter, &[], bounds).await?;
-    page.sql = format!(
-        "{};
-{}",
-        request.to_show(),
-        page.sql
-    );
+    page.sql = format!("{};\n{}", request.to_show(), page.sql);
     page.next = None;
     if found.end.is_some() && !filter.is_empty() {
         page.extent = Some(format!("covered the newest {} messages of each lane", bounds.read_max));
